@@ -1,0 +1,44 @@
+# `make` alone says what there is.
+PYTHON ?= python3
+V := .venv
+BIN := $(V)/bin
+
+.PHONY: help demo test check lint types contracts unit e2e golden perf build clean
+
+help:            ## what there is
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## ?/  make \1\t/' | expand -t 22
+
+$(V)/ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "gpuctl needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 2; }
+	$(PYTHON) -m venv $(V)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+check: lint types contracts unit ## quick: lint, types, import contracts, unit and property tests
+
+lint: $(V)/ready
+	$(BIN)/ruff check gpuctl tests
+	$(BIN)/ruff format --check gpuctl tests
+
+types: $(V)/ready
+	$(BIN)/mypy
+
+contracts: $(V)/ready
+	$(BIN)/lint-imports
+
+unit: $(V)/ready
+	$(BIN)/pytest -q --ignore=tests/e2e --ignore=tests/lab --ignore=tests/perf --ignore=tests/gpu
+
+e2e: $(V)/ready  ## end to end, on this machine
+	$(BIN)/pytest -q tests/e2e
+
+test: check e2e  ## everything
+
+golden: $(V)/ready ## rewrite the golden files after a wanted change of output
+	$(BIN)/pytest -q --update-golden --ignore=tests/e2e --ignore=tests/lab --ignore=tests/perf --ignore=tests/gpu
+
+build: $(V)/ready ## wheel and sdist
+	$(BIN)/python -m pip install --quiet build && $(BIN)/python -m build
+
+clean:
+	rm -rf $(V) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

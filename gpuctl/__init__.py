@@ -1,0 +1,1 @@
+"""gpuctl: why CUDA does not start, back to serving after a reboot, and numbers that are true."""

@@ -1,0 +1,30 @@
+"""Options and fixtures every test may use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--update-golden", action="store_true", help="rewrite tests/golden from what came out now"
+    )
+
+
+@pytest.fixture
+def golden(request):
+    """`golden(name, text)`: the text equals tests/golden/<name>; with --update-golden it is written there."""
+
+    def compare(name: str, text: str) -> None:
+        file = GOLDEN / name
+        if request.config.getoption("--update-golden"):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        assert file.exists(), f"{file} is missing: run `make golden` and read what it wrote"
+        assert text == file.read_text(encoding="utf-8")
+
+    return compare
