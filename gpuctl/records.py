@@ -77,9 +77,7 @@ class Record:
     server: Mapping[str, Any] = field(default_factory=dict)  # identity, capacity facts, log
     generator: Mapping[str, Any] = field(default_factory=dict)  # lag, ceiling and load kept of load.py
     notes: tuple[str, ...] = ()
-    parameters: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # of the point: concurrency, max_tokens, prompt ...
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # of the point: concurrency, max_tokens, prompt ...
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -132,9 +130,7 @@ def from_json(document: Any) -> Record:
             parameters=document.get("parameters", {}),
             metrics={name: Estimate(**e) for name, e in document["metrics"].items()},
             reps=tuple(document["reps"]),
-            failure=None
-            if failure is None
-            else Failure(**{**failure, "evidence": tuple(failure["evidence"])}),
+            failure=None if failure is None else Failure(**{**failure, "evidence": tuple(failure["evidence"])}),
             notes=tuple(document.get("notes", ())),
             server=document.get("server", {}),
             generator=document.get("generator", {}),

@@ -10,9 +10,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def pytest_addoption(parser):
-    parser.addoption(
-        "--update-golden", action="store_true", help="rewrite tests/golden from what came out now"
-    )
+    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden from what came out now")
 
 
 @pytest.fixture

@@ -1,0 +1,41 @@
+"""Running commands on this machine."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from gpuctl.transport import Local, TimedOut
+
+
+def test_output_error_and_exit_code():
+    got = Local().run(["sh", "-c", "cat; echo no >&2; exit 3"], stdin=b"hello")
+    assert (got.rc, got.stdout, got.stderr) == (3, b"hello", b"no\n")
+
+
+def test_a_megabyte_goes_in_and_comes_out():
+    data = b"x" * 1_000_000
+    assert Local().run(["cat"], stdin=data).stdout == data
+
+
+def test_a_program_that_ignores_its_input():
+    assert Local().run(["true"], stdin=b"x" * 1_000_000).rc == 0
+
+
+def test_a_missing_command_is_127():
+    assert Local().run(["no-such-command-at-all"]).rc == 127
+
+
+def test_a_hang_ends_in_time_with_all_its_children():
+    start = time.monotonic()
+    with pytest.raises(TimedOut):
+        Local().run(["sh", "-c", "sleep 60 & sleep 60"], timeout=0.3)
+    assert time.monotonic() - start < 5
+
+
+def test_output_is_handed_over_as_it_comes():
+    seen = []
+    got = Local().run(["sh", "-c", "echo a; sleep 0.2; echo b"], on_stdout=lambda data: seen.append(data))
+    assert seen == [b"a\n", b"b\n"]
+    assert got.stdout == b""
