@@ -100,6 +100,10 @@ class Local:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             raise
+        finally:
+            for pipe in (process.stdin, process.stdout, process.stderr):
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()  # type: ignore[union-attr]
         return Completed(process.wait(), out, err)
 
 
@@ -110,7 +114,9 @@ def _talk(
     on_stdout: Callable[[bytes], None] | None,
 ) -> tuple[bytes, bytes]:
     """Feeds stdin and drains both outputs until they end; raises TimedOut."""
-    assert process.stdin and process.stdout and process.stderr
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
     out, err = bytearray(), bytearray()
     deadline = None if timeout is None else time.monotonic() + timeout
     left = memoryview(stdin)
@@ -147,9 +153,6 @@ def _talk(
                     on_stdout(data)
                 else:
                     out += data
-    for pipe in (process.stdout, process.stderr, process.stdin):
-        with contextlib.suppress(BrokenPipeError):
-            pipe.close()
     return bytes(out), bytes(err)
 
 
