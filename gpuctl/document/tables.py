@@ -1,0 +1,200 @@
+"""Tables out of records: servers down, points of a workload across. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from gpuctl.document.blocks import Cell, Column, Table
+from gpuctl.document.wording import cause, interval, label, number, plain, spread, times
+from gpuctl.records import MEASURED, Estimate, Record, State
+from gpuctl.results.intervals import difference, improvement
+from gpuctl.results.run import Run, metric
+
+MARKS = {State.CAPACITY_LIMITED: "†", State.UNSTABLE: "‡"}
+MARK_NOTES = {
+    "†": "the server ran fewer requests at once than were sent: its capacity, not its speed",
+    "‡": "unstable: the repetitions differ by more than they should",
+}
+
+
+def identifier(*words: str) -> str:
+    """A name for a table or figure that every face can use as an anchor: lower-case letters, digits, dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", "-".join(words).lower()).strip("-") or "x"
+
+
+def estimate_cell(e: Estimate, *, mark: str = "", strong: bool = False) -> Cell:
+    """`140.6 ± 1.0` above its interval."""
+    text = number(e.mean, e.unit) if e.sd is None else f"{number(e.mean, e.unit)} ± {spread(e)}"
+    return Cell(text, interval(e), mark, strong)
+
+
+def missing_cell(record: Record | None) -> Cell:
+    """What stands where there is no number: a word, never a zero."""
+    if record is None:
+        return Cell("–")
+    return Cell("skipped" if record.state is State.SKIPPED else "failed")
+
+
+def best(candidates: Mapping[str, Estimate], better: int) -> set[str]:
+    """Who has the best mean, and whoever cannot be told apart from it (Welch, 95 %)."""
+    if not better or len(candidates) < 2:
+        return set()
+    first = max(candidates, key=lambda name: better * candidates[name].mean)
+    lead = candidates[first]
+    same = {first}
+    for name, e in candidates.items():
+        apart = difference(lead, e)
+        if apart.known and not apart.excludes(0):
+            same.add(name)
+    return same
+
+
+def matrix(
+    id: str,
+    caption: str,
+    servers: Sequence[str],
+    points: Sequence[tuple[str, str]],
+    record_of: Callable[[str, str], Record | None],
+    name: str,
+    unit: str,
+) -> Table:
+    """One metric: a row a server, a column a point (`points`: key and title). Every mean with its interval."""
+    better = metric(name, unit).better
+    bold = {}
+    for key, _ in points:
+        have = {}
+        for server in servers:
+            record = record_of(server, key)
+            if record is not None and record.state is State.OK and name in record.metrics:
+                have[server] = record.metrics[name]
+        bold[key] = best(have, better)
+    used: dict[str, None] = {}
+    single = False
+    rows = []
+    for server in servers:
+        row = [Cell(plain(server))]
+        for key, _ in points:
+            record = record_of(server, key)
+            if record is None or record.state not in MEASURED or name not in record.metrics:
+                row.append(missing_cell(record))
+                continue
+            mark = MARKS.get(record.state, "")
+            if mark:
+                used[mark] = None
+            e = record.metrics[name]
+            single = single or e.sd is None
+            row.append(estimate_cell(e, mark=mark, strong=server in bold[key]))
+        rows.append(tuple(row))
+    notes = [_reading(unit, any(bold.values()), single)]
+    notes += [f"{mark} {MARK_NOTES[mark]}" for mark in used]
+    columns = (Column("Server", text=True, code=True), *(Column(title) for _, title in points))
+    return Table(id, caption, columns, tuple(rows), tuple(notes))
+
+
+def speedups(
+    id: str,
+    caption: str,
+    run: Run,
+    phase: str,
+    points: Sequence[tuple[str, str]],
+    record_of: Callable[[str, str], Record | None],
+    name: str,
+) -> Table | None:
+    """The factor of each server over the phase's baseline; None without a baseline or anything beside it."""
+    baseline = run.baseline_of(phase)
+    if baseline is None:
+        return None
+    rows = []
+    for server in run.servers[phase]:
+        if server.name == baseline:
+            continue
+        row = [Cell(plain(server.name))]
+        for key, _ in points:
+            record, base = record_of(server.name, key), record_of(baseline, key)
+            factor = None
+            if (
+                record is not None
+                and base is not None
+                and record.state in MEASURED
+                and base.state in MEASURED
+                and name in record.metrics
+                and name in base.metrics
+            ):
+                factor = improvement(record.metrics[name], base.metrics[name], metric(name).better)
+            if record is None or factor is None:
+                row.append(missing_cell(record) if record is None or record.state not in MEASURED else Cell("–"))
+                continue
+            below = f"[{factor.low:.2f}, {factor.high:.2f}]" if factor.known else ""
+            row.append(Cell(times(factor.value), below, MARKS.get(record.state, "")))
+        if any(cell.text not in ("–", "failed", "skipped") for cell in row[1:]):
+            rows.append(tuple(row))
+    if not rows:
+        return None
+    used = dict.fromkeys(cell.mark for row in rows for cell in row if cell.mark)
+    notes = [f"Times {plain(baseline)} at the same point, with the 95 % interval of the ratio (Fieller, Welch)."]
+    notes += [f"{mark} {MARK_NOTES[mark]}" for mark in used]
+    columns = (Column("Server", text=True, code=True), *(Column(title) for _, title in points))
+    return Table(id, caption, columns, tuple(rows), tuple(notes))
+
+
+def by_metric(
+    id: str,
+    caption: str,
+    records: Sequence[Record],
+    names: Sequence[str],
+    first: Sequence[Callable[[Record], str]],
+    titles: Sequence[str],
+) -> Table:
+    """A row a cell, a column a metric; the leading columns say which cell."""
+    used: dict[str, None] = {}
+    units = {name: e.unit for record in records for name, e in record.metrics.items()}
+    rows = []
+    for record in records:
+        mark = MARKS.get(record.state, "")
+        if mark:
+            used[mark] = None
+        row = [Cell(of(record), mark=mark if i == len(first) - 1 else "") for i, of in enumerate(first)]
+        for name in names:
+            e = record.metrics.get(name) if record.state in MEASURED else None
+            row.append(
+                missing_cell(record if record.state not in MEASURED else None) if e is None else estimate_cell(e)
+            )
+        rows.append(tuple(row))
+    notes = [_reading("", False, False), *(f"{mark} {MARK_NOTES[mark]}" for mark in used)]
+    columns = (
+        *(Column(title, text=True, code=not i) for i, title in enumerate(titles)),
+        *(Column(metric(name).title, "" if units.get(name) == "bytes" else units.get(name, "")) for name in names),
+    )
+    return Table(id, caption, columns, tuple(rows), tuple(notes))
+
+
+def point_titles(run: Run, phase: str, workload: str, records: Sequence[Record]) -> list[tuple[str, str]]:
+    """The points of these records in reading order, each with the title of its column."""
+    titles = {record.cell.point: label(record) for record in records}
+    return [(point, titles[point]) for point in run.points(phase, workload) if point in titles]
+
+
+def failures(records: Sequence[Record]) -> dict[tuple[str, str], list[Record]]:
+    """Failed records by phase and cause: one entry for a server that died before all its cells."""
+    found: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        if record.state is State.FAILED:
+            found.setdefault((record.cell.phase, cause(record)), []).append(record)
+    return found
+
+
+def listed(names: Sequence[str], most: int = 6) -> str:
+    """`a, b and 3 more`, each name once."""
+    unique = [plain(name) for name in dict.fromkeys(names)]
+    text = ", ".join(unique[:most])
+    return text if len(unique) <= most else f"{text} and {len(unique) - most} more"
+
+
+def _reading(unit: str, bold: bool, single: bool) -> str:
+    text = f"{'In ' + unit + ': mean' if unit and unit != 'bytes' else 'Mean'} ± standard deviation, [95 % interval]."
+    if single:
+        text += " Without ±: measured once."
+    if bold:
+        text += " Bold: the best of a column, and what cannot be told apart from it."
+    return text

@@ -1,0 +1,163 @@
+"""Numbers and names as people read them, the same in every face of a report. Pure."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from gpuctl.records import Estimate, Failure, Record, State
+from gpuctl.results.run import Server
+
+
+def plain(text: object) -> str:
+    """The text without what a reader cannot see or what would act on a terminal.
+
+    Control characters, bidirectional overrides, lone surrogates and the like become visible escapes; every kind of
+    space becomes a space. Line breaks and tabs are escaped too: the result is one line.
+    """
+    text = str(text)
+    if text.isprintable():  # the common case, at C speed
+        return text
+    return "".join(
+        c
+        if c.isprintable()
+        else " "
+        if unicodedata.category(c) == "Zs"
+        else c.encode("unicode_escape", "surrogatepass").decode("ascii")
+        for c in text
+    )
+
+
+def decimals(unit: str, value: float) -> int:
+    """How many decimals a figure of this unit is worth."""
+    size = abs(value)
+    if unit in ("tok/s", "ms", "W"):
+        return 1 if size >= 1 or size == 0 else 3
+    if unit in ("tokens", "bytes"):
+        return 2 if size < 100 and not float(value).is_integer() else 0
+    return 3 if size < 10 else 1
+
+
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def number(value: float, unit: str = "") -> str:
+    """`140.6`; large counts with thin grouping are left to the faces. Bytes come with their own unit."""
+    if unit == "bytes":
+        step = 0
+        while abs(value) >= 1024 and step < len(_BINARY) - 1:
+            value, step = value / 1024, step + 1
+        return f"{value:.1f} {_BINARY[step]}" if step else f"{value:.0f} B"
+    places = decimals(unit, value)
+    text = f"{value:.{places}f}"
+    return text if len(text) <= 12 else f"{value:.3g}"
+
+
+def spread(e: Estimate) -> str:
+    """The standard deviation with the decimals of the mean; `?` for a single value."""
+    if e.sd is None:
+        return "?"
+    if e.unit == "bytes":
+        return number(e.sd, e.unit)
+    text = f"{e.sd:.{decimals(e.unit, e.mean)}f}"
+    if e.sd > 0 and not text.strip("0."):
+        return f"{e.sd:.2f}" if e.sd >= 0.005 else "<0.01"  # a small spread is not none
+    return text if len(text) <= 12 else f"{e.sd:.3g}"
+
+
+def interval(e: Estimate) -> str:
+    """`[138.1, 143.1]`, empty when the cell was measured once."""
+    if e.ci95 is None:
+        return ""
+    return f"[{number(e.mean - e.ci95, e.unit)}, {number(e.mean + e.ci95, e.unit)}]"
+
+
+def times(factor: float) -> str:
+    """`5.31x`"""
+    return f"{factor:.2f}x" if factor < 100 else f"{factor:.0f}x"
+
+
+def percent(value: float) -> str:
+    return f"{value:+.1f} %"
+
+
+def label(record: Record) -> str:
+    """What a cell is called inside the table of its workload: the prompt, `c=8`, `30000`, or its point."""
+    parameters = record.parameters
+    key = {"decode": "prompt", "concurrency": "concurrency", "context": "context"}.get(record.cell.workload, "")
+    value = parameters.get(key)
+    if not isinstance(value, str | int) or isinstance(value, bool) or value == "":
+        return plain(record.cell.point)
+    return f"c={value}" if key == "concurrency" else plain(value)
+
+
+def group(record: Record) -> str:
+    """What a cell's table is about: the workload, and the length of the answers where it varies."""
+    max_tokens = record.parameters.get("max_tokens")
+    if record.cell.workload == "decode" and isinstance(max_tokens, int):
+        return f"decode, {max_tokens} tokens"
+    return plain(record.cell.workload)
+
+
+def server_line(server: Server) -> str:
+    """`tp1-linear  tp=1  method=dflash`"""
+    parts = [plain(server.name)]
+    if server.tp is not None:
+        parts.append(f"tp={server.tp}")
+    if server.method:
+        parts.append(f"method={plain(server.method)}")
+    if server.engine:
+        parts.append(f"engine={plain(server.engine)}")
+    return "  ".join(parts)
+
+
+def state_word(state: State) -> str:
+    return {
+        State.OK: "ok",
+        State.FAILED: "failed",
+        State.SKIPPED: "skipped",
+        State.CAPACITY_LIMITED: "capacity-limited",
+        State.UNSTABLE: "unstable",
+    }[state]
+
+
+def cause(record: Record) -> str:
+    """Why a cell has no number, in one line."""
+    failure = record.failure
+    if failure is None:
+        return "; ".join(plain(note) for note in record.notes) or "no cause was recorded"
+    return f"{plain(failure.kind)}: {plain(failure.summary)}"
+
+
+def remedy(failure: Failure | None) -> str:
+    """What to do about a failure: its own advice, or that of the finding in the log. May have several lines."""
+    if failure is None:
+        return ""
+    finding: Mapping[str, Any] = failure.finding if isinstance(failure.finding, Mapping) else {}
+    advice = failure.advice or finding.get("advice") or ""
+    return advice if isinstance(advice, str) else ""
+
+
+def span(start: str, end: str) -> str:
+    """`1 h 04 min` between two ISO 8601 times; empty when they are none."""
+    try:
+        seconds = (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
+    except (ValueError, TypeError):
+        return ""
+    if seconds < 0:
+        return ""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def clock(t: object) -> str:
+    """`2026-11-30 04:00:09` out of an ISO 8601 time; what is none stays as it is."""
+    text = plain(t)
+    try:
+        return datetime.fromisoformat(text).strftime("%Y-%m-%d %H:%M:%S")
+    except ValueError:
+        return text

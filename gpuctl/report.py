@@ -1,0 +1,206 @@
+"""Reads run folders and writes what was measured: `load_run`, `render`, `formats`.
+
+Reading is tolerant: a file that is half-written, foreign or damaged is named in `Run.left_out` and does not stop
+anything. What cannot be read at all raises `NotARun`, with one line for the person.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import pkgutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gpuctl import reports
+from gpuctl.document.outline import report
+from gpuctl.records import MEASURED, NotARecord, Record, State, from_json
+from gpuctl.results.run import LeftOut, Run
+
+LARGEST_CELL_BYTES = 64 << 20  # a record is kilobytes; what is larger is something else
+
+
+class NotARun(ValueError):
+    """There is no campaign where one was expected; the message is one line, for the person."""
+
+
+class NoSuchFormat(ValueError):
+    """A format that no face has; the message lists those there are."""
+
+
+def formats() -> list[str]:
+    """The formats a report can have: a module of gpuctl.reports each."""
+    return sorted(module.name for module in pkgutil.iter_modules(reports.__path__))
+
+
+def render(run: Run, format: str) -> bytes:
+    """The report of a run as a file of that format. Raises NoSuchFormat."""
+    if format not in formats():
+        raise NoSuchFormat(f"no report format {format!r}; there are {', '.join(formats())}")
+    face = importlib.import_module(f"gpuctl.reports.{format}")
+    rendered: bytes = face.render(report(run))
+    return rendered
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def load_run(folder: str | Path, *, baseline: str | None = None) -> Run:
+    """A run folder as a Run. Raises NotARun."""
+    folder = Path(folder)
+    try:
+        if not folder.is_dir():
+            why = "is a file, not a run folder" if folder.exists() else "does not exist"
+            raise NotARun(f"{folder} {why}")
+        if not any((folder / name).exists() for name in ("cells", "campaign.json", "events.jsonl")):
+            raise NotARun(f"{folder} is no run folder: it has neither cells/, campaign.json nor events.jsonl")
+        left_out: list[LeftOut] = []
+        campaign = _campaign(folder, left_out)
+        events = _events(folder, left_out)
+        records = _cells(folder, left_out)
+    except OSError as error:
+        raise NotARun(f"{folder} cannot be read: {error.strerror or error}") from error
+    name = campaign.get("name")
+    return Run(
+        name=name if isinstance(name, str) and name else folder.resolve().name,
+        records=tuple(records),
+        campaign=campaign,
+        events=tuple(events),
+        left_out=tuple(left_out),
+        baseline=baseline,
+    )
+
+
+def _campaign(folder: Path, left_out: list[LeftOut]) -> Mapping[str, Any]:
+    file = folder / "campaign.json"
+    if not file.exists():
+        return {}
+    try:
+        campaign = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        left_out.append(LeftOut("campaign.json", _why(error)))
+        return {}
+    if not isinstance(campaign, dict):
+        left_out.append(LeftOut("campaign.json", "is not a JSON object"))
+        return {}
+    return campaign
+
+
+def _events(folder: Path, left_out: list[LeftOut]) -> list[Mapping[str, Any]]:
+    file = folder / "events.jsonl"
+    if not file.exists():
+        return []
+    try:
+        lines = file.read_bytes().split(b"\n")
+    except OSError as error:
+        left_out.append(LeftOut("events.jsonl", _why(error)))
+        return []
+    events: list[Mapping[str, Any]] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            event = json.loads(line)
+            if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+                raise ValueError("is no event")
+        except (ValueError, RecursionError) as error:
+            why = "ends in the middle of a line" if number == len(lines) else _why(error)
+            left_out.append(LeftOut(f"events.jsonl, line {number}", why))
+            continue
+        events.append(event)
+    return events
+
+
+def _cells(folder: Path, left_out: list[LeftOut]) -> list[Record]:
+    """The records under cells/, in the order they were measured."""
+    found: dict[Any, tuple[Record, str]] = {}
+    cells = folder / "cells"
+    if not cells.is_dir():
+        return []
+    for file in sorted(cells.rglob("*")):
+        name = file.relative_to(folder).as_posix()
+        if file.is_dir() and not file.is_symlink():
+            continue
+        if file.suffix != ".json":
+            if _beside_a_cell(file):
+                continue  # the raw stamps of a cell
+            half = file.name.startswith(".") or file.suffix in (".tmp", ".part", ".partial")
+            left_out.append(LeftOut(name, "is half-written" if half else "is no cell"))
+            continue
+        try:
+            record = _record(file)
+        except (OSError, ValueError, RecursionError) as error:
+            left_out.append(LeftOut(name, _why(error)))
+            continue
+        other = found.get(record.cell)
+        if other is not None:
+            # Two files say they are this cell: the later one counts, as everywhere.
+            earlier = other[1] if other[0].ended <= record.ended else name
+            left_out.append(LeftOut(earlier, f"is an older record of {record.cell}"))
+            if earlier == name:
+                continue
+        found[record.cell] = (record, name)
+    return sorted((record for record, _ in found.values()), key=lambda record: (record.started, record.cell))
+
+
+def _beside_a_cell(file: Path) -> bool:
+    stem = file.name
+    while "." in stem.lstrip("."):
+        stem = stem.rpartition(".")[0]
+        if file.with_name(f"{stem}.json").exists():
+            return not file.name.endswith((".tmp", ".part", ".partial"))
+    return False
+
+
+def _record(file: Path) -> Record:
+    if not file.is_file():
+        raise ValueError("is no regular file")
+    if file.stat().st_size > LARGEST_CELL_BYTES:
+        raise ValueError(f"is larger than {LARGEST_CELL_BYTES >> 20} MiB")
+    data = file.read_bytes()
+    if not data.strip():
+        raise ValueError("is empty")
+    record = from_json(json.loads(data))
+    _sound(record)
+    return record
+
+
+def _sound(record: Record) -> None:
+    """Refuses what a record must never be: a failure with numbers, a measurement without, numbers that are none."""
+    if not all(isinstance(part, str) and part for part in record.cell):
+        raise NotARecord("its cell has no proper name")
+    for field, wanted in (("started", str), ("ended", str), ("fingerprint_id", str)):
+        if not isinstance(getattr(record, field), wanted):
+            raise NotARecord(f"{field} is no text")
+    for field in ("fingerprint", "parameters", "boot", "server", "generator"):
+        if not isinstance(getattr(record, field), dict):
+            raise NotARecord(f"{field} is no object")
+    if record.state in MEASURED and not record.metrics:
+        raise NotARecord(f"says {record.state} and has no numbers")
+    if record.state not in MEASURED and record.metrics:
+        raise NotARecord(f"says {record.state} and has numbers")
+    if record.state is State.FAILED and record.failure is None:
+        raise NotARecord("says failed and gives no cause")
+    for name, e in record.metrics.items():
+        numbers = [value for value in (e.mean, e.sd, e.ci95) if value is not None]
+        sound = all(isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in numbers)
+        if not sound or e.mean is None or not isinstance(e.n, int) or e.n < 1 or not isinstance(e.unit, str):
+            raise NotARecord(f"{name} is not a number")
+        if any(v is not None and v < 0 for v in (e.sd, e.ci95)):
+            raise NotARecord(f"{name} has a negative spread")
+
+
+def _why(error: BaseException) -> str:
+    if isinstance(error, NotARecord):
+        return str(error)
+    if isinstance(error, json.JSONDecodeError):
+        return f"is not JSON: {error.msg} (line {error.lineno}, column {error.colno})"
+    if isinstance(error, UnicodeDecodeError):
+        return "is not UTF-8"
+    if isinstance(error, OSError):
+        return f"cannot be read: {error.strerror or error}"
+    if isinstance(error, RecursionError):
+        return "is nested too deeply"
+    return str(error)
