@@ -575,9 +575,14 @@ def text_of_gsp(lib, h):
 
 held = guard() if job["what"] != "open" else []
 if job["what"] != "open" and os.geteuid() == 0 and not any("/dev" in g or "landlock" in g for g in held):
-    say(error="not asked: nothing here can keep root's driver libraries from making or changing device nodes")
+    refusal = "not asked: nothing here can keep root's driver libraries from making or changing device nodes"
+    if job["what"] == "exec":
+        sys.exit(refusal)
+    say(error=refusal)
     sys.exit(0)
 become()
+if job["what"] == "exec":
+    os.execvp(job["argv"][0], job["argv"])
 say(guard=held)
 {"open": opens, "cuda": cuda, "nvml": nvml}[job["what"]]()
 '''
@@ -859,7 +864,14 @@ class Probe:
         self.start("units", self.units, units)
 
     def one_command(self, argv):
-        answer = command(argv, self.limits["command_s"])
+        if argv[0].startswith("nvidia-"):  # these mend device nodes too
+            guarded = [sys.executable or "/usr/bin/python3", "-I", "-S", "-c", CHILD]
+            guarded.append(json.dumps({"what": "exec", "argv": argv}))
+            answer = command(guarded, self.limits["cuda_s"])
+            if "FileNotFoundError" in answer.get("stderr", ""):
+                answer = {"error": "ENOENT"}
+        else:
+            answer = command(argv, self.limits["command_s"])
         if argv == ["ldconfig", "-p"] and "stdout" in answer:
             lines = answer["stdout"].splitlines()
             answer["stdout"] = "\n".join(line for line in lines if re.search(r"libcuda|libnvidia|libnv", line))
