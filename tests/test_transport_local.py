@@ -39,3 +39,18 @@ def test_output_is_handed_over_as_it_comes():
     got = Local().run(["sh", "-c", "echo a; sleep 0.2; echo b"], on_stdout=lambda data: seen.append(data))
     assert seen == [b"a\n", b"b\n"]
     assert got.stdout == b""
+
+
+def test_a_chatty_command_ends_in_time_too():
+    with pytest.raises(TimedOut):
+        Local().run(["yes"], timeout=0.3, on_stdout=lambda data: None)
+
+
+def test_a_command_that_closed_its_output_and_runs_on():
+    with pytest.raises(TimedOut, match=r"^here: sh -c .* did not end within 0\.3 s$"):
+        Local("here").run(["sh", "-c", "exec >&- 2>&-; sleep 60"], timeout=0.3)
+
+
+def test_a_file_that_may_not_be_executed_is_126(tmp_path):
+    (tmp_path / "data").write_text("")
+    assert Local().run([str(tmp_path / "data")]).rc == 126
