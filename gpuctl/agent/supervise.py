@@ -1,0 +1,390 @@
+"""Starts, watches, asks and stops one server on a machine that has no systemd (or none we may use).
+
+A job is one JSON object on stdin, answers are JSON lines on stdout. Operations:
+  start   {dir, unit, argv, env, cwd, secrets, owner}   -> {"started": state} | {"error": ...}
+  status  {dir, unit?, ports?}                          -> {"units": [state...], "listeners": {port: process}}
+  watch   {dir, unit, offset, health: url, every_s}     -> {"log", "offset"}*, {"beat"}*, {"exit"}   until it ends
+  ask     {requests: [{method, url, body, headers, timeout_s}]} -> {"answers": [...]}
+  stop    {dir, unit, grace_s}                          -> {"stopped": state}
+
+A keeper process stays as the server's parent: it outlives whoever asked, writes the exit status by rename, and
+leaves nothing of the server behind. Every process of a server carries GPUCTL_UNIT=<dir>/<unit> in its environment,
+so that it is found again after everything else is forgotten. Standard library only, Python 3.9.
+"""
+
+import ctypes
+import errno
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from urllib.parse import urlsplit
+
+MARK = "GPUCTL_UNIT"
+
+
+def say(**answer):
+    try:
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+    except (BrokenPipeError, ValueError):
+        os._exit(0)  # whoever asked is gone
+
+
+def read(path, binary=False):
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError:
+        return None
+    return data if binary else data.decode("utf-8", "replace")
+
+
+def write(path, text):
+    """By rename, so that a reader sees the old text or the new one."""
+    draft = "%s.%d" % (path, os.getpid())
+    with open(draft, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path)
+
+
+def boot_id():
+    return (read("/proc/sys/kernel/random/boot_id") or "").strip()
+
+
+def start_time(pid):
+    """Ticks since boot at which the process started (field 22 of stat); None when it is gone or a zombie."""
+    stat = read("/proc/%d/stat" % pid)
+    if stat is None:
+        return None
+    fields = stat[stat.rindex(")") + 2 :].split()
+    return None if fields[0] in ("Z", "X") else int(fields[19])
+
+
+def folder(job):
+    return os.path.join(os.path.expanduser(job["dir"]), job["unit"])
+
+
+def state(path):
+    """What is known of a unit: `running` is whether that very process is alive, not one that took its number."""
+    try:
+        known = json.loads(read(os.path.join(path, "state.json")) or "")
+    except ValueError:
+        return None
+    ended = read(os.path.join(path, "exit.json"))
+    alive = known.get("boot") == boot_id() and start_time(known["pid"]) == known["start"]
+    known["running"] = alive
+    known["exit"] = None
+    if not alive:
+        try:
+            known["exit"] = json.loads(ended or "")
+        except ValueError:
+            known["exit"] = {"status": None, "signal": None, "why": "the machine or the keeper went away"}
+    return known
+
+
+def members(path):
+    """Every process of the unit, found by the mark in its environment."""
+    mark = ("%s=%s" % (MARK, path)).encode()
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            environment = read("/proc/%s/environ" % name, binary=True)
+            if environment and mark in environment.split(b"\0") and start_time(int(name)) is not None:
+                found.append(int(name))
+    return found
+
+
+def kill(pids, number):
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except OSError:
+            pass
+
+
+# ---------------------------------------------------------------- start
+
+
+def start(job):
+    path = folder(job)
+    os.makedirs(path, exist_ok=True)
+    os.chmod(path, 0o700)
+    known = state(path)
+    if known and known["running"]:
+        return say(error="runs already", state=known)
+    stale = members(path)
+    if stale:
+        return say(error="left-over processes of an earlier start: %s" % stale)
+    for name in ("exit.json", "state.json"):
+        try:
+            os.unlink(os.path.join(path, name))
+        except FileNotFoundError:
+            pass
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.close(reader)
+            try:
+                keep(job, path, writer)
+            finally:
+                os._exit(0)
+        os._exit(0)
+    os.close(writer)
+    os.wait()
+    with os.fdopen(reader, "rb") as pipe:
+        answer = pipe.read()
+    say(**(json.loads(answer) if answer else {"error": "the keeper died"}))
+
+
+def keep(job, path, writer):
+    """The keeper: parent of the server until it ends."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    # what escapes from its parents comes to us and not to PID 1: prctl(PR_SET_CHILD_SUBREAPER)
+    ctypes.CDLL(None, use_errno=True).prctl(36, 1, 0, 0, 0)
+    log = os.open(os.path.join(path, "log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(nothing, number)
+    environment = dict(os.environ)
+    environment.update({str(key): str(value) for key, value in job.get("env", {}).items()})
+    environment[MARK] = path
+    try:
+        for key, file in (job.get("secrets") or {}).items():
+            with open(os.path.expanduser(file)) as secret:
+                environment[key] = secret.read().strip()
+        server = subprocess.Popen(
+            job["argv"],
+            stdin=nothing,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            cwd=os.path.expanduser(job["cwd"]) if job.get("cwd") else None,
+            preexec_fn=defaults,
+        )
+    except OSError as error:
+        where = error.filename or job["argv"][0]
+        os.write(writer, json.dumps({"error": "%s: %s" % (where, error.strerror)}).encode())
+        return
+    known = {
+        "unit": job["unit"],
+        "owner": job.get("owner"),
+        "pid": server.pid,
+        "start": start_time(server.pid) or 0,
+        "boot": boot_id(),
+        "keeper": os.getpid(),
+        "argv": job["argv"],
+        "time": time.time(),
+    }
+    write(os.path.join(path, "state.json"), json.dumps(known))
+    os.write(writer, json.dumps({"started": known}).encode())
+    os.close(writer)
+    status = None
+    while status is None:  # reap everything that comes to us, until the server itself ends
+        try:
+            pid, raw = os.waitpid(-1, 0)
+        except ChildProcessError:
+            break
+        except InterruptedError:
+            continue
+        if pid == server.pid:
+            status = raw
+    ended = {"status": None, "signal": None, "time": time.time()}
+    if status is not None and os.WIFSIGNALED(status):
+        ended["signal"] = signal.Signals(os.WTERMSIG(status)).name
+        ended["status"] = -os.WTERMSIG(status)
+    elif status is not None:
+        ended["status"] = os.WEXITSTATUS(status)
+    write(os.path.join(path, "exit.json"), json.dumps(ended))
+    kill(members(path), signal.SIGKILL)
+
+
+def defaults():
+    """In the child: a session of its own, and the signals as a program expects them."""
+    os.setsid()
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_DFL)
+
+
+# ---------------------------------------------------------------- stop
+
+
+def stop(job):
+    path = folder(job)
+    pids = members(path)
+    known = state(path)
+    if known and known["running"] and known["pid"] not in pids:
+        pids.append(known["pid"])
+    kill([known["pid"]] if known and known["running"] else pids, signal.SIGTERM)
+    deadline = time.monotonic() + job.get("grace_s", 10)
+    while time.monotonic() < deadline and members(path):
+        time.sleep(0.02)
+    while members(path):
+        kill(members(path), signal.SIGKILL)
+        time.sleep(0.02)
+    for _ in range(100):  # the keeper writes the exit status right after
+        known = state(path)
+        if known is None or os.path.exists(os.path.join(path, "exit.json")) or start_time(known["keeper"]) is None:
+            break
+        time.sleep(0.02)
+    say(stopped=state(path))
+
+
+# ---------------------------------------------------------------- status
+
+
+def listeners(ports):
+    """{port: {"pid", "command", "unit"}} of who listens; pid None when the process may not be looked at."""
+    inodes = {}
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in (read(table) or "").splitlines()[1:]:
+            fields = line.split()
+            port = int(fields[1].rsplit(":", 1)[1], 16)
+            if fields[3] == "0A" and port in ports:
+                inodes["socket:[%s]" % fields[9]] = port
+    found = {port: {"pid": None, "command": None, "unit": None} for port in inodes.values()}
+    for name in os.listdir("/proc") if inodes else []:
+        if not name.isdigit():
+            continue
+        try:
+            handles = os.listdir("/proc/%s/fd" % name)
+        except OSError:
+            continue
+        for handle in handles:
+            try:
+                port = inodes.get(os.readlink("/proc/%s/fd/%s" % (name, handle)))
+            except OSError:
+                continue
+            if port is not None and found[port]["pid"] is None:
+                command = (read("/proc/%s/cmdline" % name) or "").replace("\0", " ").strip()
+                mark = re.search(MARK + r"=([^\0]*)", read("/proc/%s/environ" % name) or "")
+                found[port] = {"pid": int(name), "command": command[:300], "unit": mark[1] if mark else None}
+    return found
+
+
+def status(job):
+    base = os.path.expanduser(job["dir"])
+    names = [job["unit"]] if job.get("unit") else sorted(os.listdir(base)) if os.path.isdir(base) else []
+    units = [known for known in (state(os.path.join(base, name)) for name in names) if known]
+    say(units=units, listeners={str(k): v for k, v in listeners(set(job.get("ports", []))).items()})
+
+
+# ---------------------------------------------------------------- watch
+
+
+def activity(path):
+    """Signs of life of the whole unit: CPU ticks, bytes read from storage, resident bytes."""
+    ticks = reads = resident = 0
+    for pid in members(path):
+        stat = read("/proc/%d/stat" % pid)
+        if stat:
+            fields = stat[stat.rindex(")") + 2 :].split()
+            ticks += int(fields[11]) + int(fields[12])
+            resident += int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
+        moved = re.search(r"^rchar: (\d+)$", read("/proc/%d/io" % pid) or "", re.M)
+        reads += int(moved[1]) if moved else 0
+    return {"cpu_ticks": ticks, "read_bytes": reads, "resident_bytes": resident}
+
+
+def healthy(url):
+    """HTTP status of a GET, or the name of the error that connecting gave."""
+    answer = one({"method": "GET", "url": url, "timeout_s": 5, "limit": 1000})
+    return answer.get("status") or answer.get("error")
+
+
+def watch(job):
+    path = folder(job)
+    log = os.path.join(path, "log")
+    offset = job.get("offset", 0)
+    every = job.get("every_s", 0.25)
+    urls = job.get("health") or []
+    last_beat = 0.0
+    ready = not urls
+    while True:
+        known = state(path)
+        try:
+            with open(log, "rb") as file:
+                file.seek(offset)
+                data = file.read(1 << 20)
+        except OSError:
+            data = b""
+        if data:
+            offset += len(data)
+            say(log=data.decode("utf-8", "replace"), offset=offset)
+        if known is None or not known["running"]:
+            if not data:
+                for _ in range(50):  # the exit status follows the death by a moment
+                    known = state(path)
+                    if known is None or os.path.exists(os.path.join(path, "exit.json")):
+                        break
+                    if start_time(known["keeper"]) is None:
+                        break
+                    time.sleep(0.02)
+                return say(exit=known["exit"] if known else {"why": "no such unit"})
+            continue
+        now = time.monotonic()
+        answer = None
+        if not ready:
+            for url in urls:
+                answer = healthy(url)
+                if answer != 404:
+                    break
+            ready = answer == 200
+        if (ready and answer == 200) or now - last_beat >= 0.5:
+            last_beat = now
+            say(beat=activity(path) if not ready or not urls else {}, health=answer)
+        time.sleep(every)
+
+
+# ---------------------------------------------------------------- ask
+
+
+def one(request):
+    """One HTTP request, by hand over a socket: no proxies, no redirects, no surprise."""
+    import http.client
+
+    parts = urlsplit(request["url"])
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname, parts.port, timeout=request.get("timeout_s", 10))
+    try:
+        target = (parts.path or "/") + ("?" + parts.query if parts.query else "")
+        body = request.get("body")
+        headers = dict(request.get("headers") or {})
+        if body is not None and not isinstance(body, str):
+            body = json.dumps(body)
+            headers.setdefault("Content-Type", "application/json")
+        connection.request(request.get("method", "GET"), target, body.encode() if body else None, headers)
+        response = connection.getresponse()
+        data = response.read(request.get("limit", 4 << 20))
+        return {"status": response.status, "body": data.decode("utf-8", "replace")}
+    except socket.timeout:
+        return {"error": "timeout"}
+    except ConnectionRefusedError:
+        return {"error": "refused"}
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        name = errno.errorcode.get(getattr(error, "errno", None) or 0)
+        return {"error": "%s: %s" % (name or type(error).__name__, error)}
+    finally:
+        connection.close()
+
+
+def ask(job):
+    say(answers=[one(request) for request in job["requests"]])
+
+
+def main():
+    line = sys.stdin.buffer.readline()
+    job = json.loads(line)
+    {"start": start, "stop": stop, "status": status, "watch": watch, "ask": ask}[job["op"]](job)
+
+
+if __name__ == "__main__":
+    main()

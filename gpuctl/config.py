@@ -1,0 +1,426 @@
+"""What the user wrote: models.yml, servers.yml and phases.yml of one inventory, checked and expanded. Pure.
+
+All mistakes of all files are found at once, each with file, line and key. hosts.yml is an Ansible inventory
+and read by hosts.py; here only the names in it matter.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2.sandbox import SandboxedEnvironment
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+
+from gpuctl.positions import Positions, parse
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"  # becomes a unit name, a file name and a column of a table
+Scalar = bool | int | float | str
+
+
+class ConfigError(Exception):
+    """Mistakes in what the user wrote: one line each, `file:line: key: what is wrong`."""
+
+    def __init__(self, mistakes: Iterable[str]) -> None:
+        self.mistakes = tuple(mistakes)
+        super().__init__("\n".join(self.mistakes))
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Model(_Strict):
+    """Weights a server loads. `path` is where the server finds them; `source` where staging takes them from."""
+
+    path: str
+    hub: str | None = None  # Hugging Face id
+    revision: str = "main"
+    source: str | None = None  # a folder, a hub cache, ssh://host/folder
+    stage: bool = False  # path lies in a tmpfs and has to be filled after a reboot
+    make: str | None = None  # tiny: gpuctl writes the file itself when it is missing (the embedded default)
+    context: int | None = Field(default=None, gt=0)  # tokens the model was made for
+
+
+class Server(_Strict):
+    """One configuration of an engine: what becomes one unit. `flags` are the engine's own, without dashes."""
+
+    engine: str
+    model: str | None = None
+    draft: str | None = None
+    program: list[str] = []  # how the engine is started; the engine has a default
+    flags: dict[str, Scalar | list[Scalar] | None] = {}
+    env: dict[str, Scalar] = {}
+    secrets: dict[str, str] = {}  # environment variable -> file on the machine that holds the value
+    host: str = "127.0.0.1"
+    port: int = Field(default=30000, ge=1, le=65535)
+    url: str | None = None  # engine external: where it answers
+    nodes: list[str] = []  # boxes; more than one runs the engine's own multi-node mode
+    user: str | None = None  # service user of the unit
+    nccl: str | None = None  # profile of NCCL variables
+    numa: str | None = None  # numactl arguments, tried before they are used
+    title: str | None = None
+    ready_within_s: float = Field(default=900, gt=0)
+    api_key_file: str | None = None  # file on the controller with the key that clients must send
+
+
+class Phase(_Strict):
+    title: str | None = None
+    servers: list[str]  # names or patterns (tp4-*)
+    baseline: str | None = None  # speed-ups are against it
+    target: str | None = None  # the box, unless -t says otherwise
+    reps: int = Field(default=3, ge=1, le=1000)
+    workloads: list[dict[str, dict[str, Any] | None]]
+
+    @field_validator("workloads")
+    @classmethod
+    def _one_each(cls, value: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for item in value:
+            if len(item) != 1:
+                raise ValueError("each item names one workload, as in `- decode: {max_tokens: [256]}`")
+        return value
+
+
+class _Servers(_Strict):
+    defaults: dict[str, dict[str, Any]] = {}
+    servers: dict[str, dict[str, Any]]
+
+
+class _Phases(_Strict):
+    campaign: str | None = Field(default=None, pattern=NAME)
+    phases: dict[str, Phase]
+
+
+@dataclass(frozen=True)
+class WorkloadUse:
+    """A workload in a phase, its parameters, and for which of the phase's servers."""
+
+    workload: str
+    parameters: Mapping[str, Any]
+    servers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PhasePlan:
+    name: str
+    title: str
+    servers: tuple[str, ...]
+    baseline: str | None
+    target: str | None
+    reps: int
+    workloads: tuple[WorkloadUse, ...]
+
+
+@dataclass(frozen=True)
+class Inventory:
+    folder: Path
+    campaign: str
+    models: Mapping[str, Model]
+    servers: Mapping[str, Server]
+    phases: Mapping[str, PhasePlan]
+    hosts_text: str = field(repr=False, default="")
+
+    def phase(self, name: str) -> PhasePlan:
+        if name not in self.phases:
+            raise ConfigError([f"{self.folder}/phases.yml: no phase {name!r}{_did_you_mean(name, self.phases)}"])
+        return self.phases[name]
+
+    def server(self, name: str) -> Server:
+        if name not in self.servers:
+            raise ConfigError([f"{self.folder}/servers.yml: no server {name!r}{_did_you_mean(name, self.servers)}"])
+        return self.servers[name]
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; there are: {', '.join(known[:12])}{' ...' if len(known) > 12 else ''}" if known else ""
+
+
+def load(folder: Path, *, engines: Iterable[str], workloads: Mapping[str, Any]) -> Inventory:
+    """Reads an inventory folder. `workloads` maps each known workload to its parameter type. Raises ConfigError."""
+    mistakes: list[str] = []
+    texts: dict[str, str] = {}
+    if not folder.is_dir():
+        raise ConfigError([f"{folder}: no such inventory folder; `gpuctl init` writes one, -i names one"])
+    for name in ("hosts.yml", "models.yml", "servers.yml", "phases.yml"):
+        try:
+            texts[name] = (folder / name).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            mistakes.append(f"{folder / name}: missing; an inventory has hosts.yml models.yml servers.yml phases.yml")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+            mistakes.append(f"{folder / name}: {reason}")
+    if mistakes:
+        raise ConfigError(mistakes)
+    check = _Checker(folder, mistakes)
+    check.document(texts["hosts.yml"], "hosts.yml")
+    models = check.mapping(texts["models.yml"], "models.yml", Model)
+    servers = check.servers(texts["servers.yml"], models, tuple(engines))
+    campaign, phases = check.phases(texts["phases.yml"], servers, workloads)
+    if mistakes:
+        raise ConfigError(mistakes)
+    return Inventory(folder, campaign or folder.name, models, servers, phases, texts["hosts.yml"])
+
+
+class _Checker:
+    """Collects mistakes with their places while the files are read."""
+
+    def __init__(self, folder: Path, mistakes: list[str]) -> None:
+        self.folder = folder
+        self.mistakes = mistakes
+
+    def document(self, text: str, name: str) -> tuple[Any, Positions]:
+        value, positions, problems = parse(text)
+        for line, problem in problems:
+            self.mistakes.append(f"{self.folder / name}:{line}: {problem}")
+        return value, positions
+
+    def say(self, name: str, positions: Positions, path: tuple[str | int, ...], what: str) -> None:
+        key = ".".join(str(part) for part in path)
+        self.mistakes.append(f"{self.folder / name}:{positions.line(path)}: {key + ': ' if key else ''}{what}")
+
+    def validate(
+        self, kind: Any, value: Any, name: str, positions: Positions, prefix: tuple[str | int, ...] = ()
+    ) -> Any:
+        """`value` as `kind`, or None and the mistakes told."""
+        try:
+            return TypeAdapter(kind).validate_python(value)
+        except ValidationError as error:
+            seen: set[tuple[Any, str]] = set()
+            for problem in error.errors(include_url=False):
+                # a union reports one problem a member, and its members' names are no keys of the file
+                where = tuple(p for p in problem["loc"] if not _is_union_member(p))
+                what = _in_words(problem, kind)
+                if (where, what) not in seen and not any(w == where for w, _ in seen):
+                    seen.add((where, what))
+                    self.say(name, positions, prefix + where, what)
+            return None
+
+    def mapping(self, text: str, name: str, kind: type[BaseModel]) -> dict[str, Any]:
+        value, positions = self.document(text, name)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            self.say(name, positions, (), f"a mapping of names is expected, not {_kind(value)}")
+            return {}
+        result = {}
+        for key, item in value.items():
+            self.check_name(name, positions, (key,), key)
+            checked = self.validate(kind, item, name, positions, (key,))
+            if checked is not None:
+                result[str(key)] = checked
+        return result
+
+    def check_name(self, file: str, positions: Positions, path: tuple[str | int, ...], name: Any) -> None:
+        if not re.match(NAME, str(name)):
+            self.say(file, positions, path, f"{name!r} is no name: letters, digits, dot, dash, underscore")
+
+    def servers(self, text: str, models: Mapping[str, Model], engines: tuple[str, ...]) -> dict[str, Server]:
+        file = "servers.yml"
+        value, positions = self.document(text, file)
+        raw = self.validate(_Servers, value if value is not None else {"servers": {}}, file, positions)
+        if raw is None:
+            return {}
+        result: dict[str, Server] = {}
+        for pattern, entry in raw.servers.items():
+            path: tuple[str | int, ...] = ("servers", pattern)
+            entry = dict(entry)
+            variables = entry.pop("for", {})
+            uses = entry.pop("use", [])
+            uses = [uses] if isinstance(uses, str) else uses
+            merged: dict[str, Any] = {}
+            for use in uses if isinstance(uses, list) else []:
+                if use not in raw.defaults:
+                    self.say(file, positions, (*path, "use"), f"no defaults {use!r}{_did_you_mean(use, raw.defaults)}")
+                    continue
+                merged = _merge(merged, raw.defaults[use])
+            merged = _merge(merged, entry)
+            try:
+                rows = list(_matrix(variables))
+            except ValueError as error:
+                self.say(file, positions, (*path, "for"), str(error))
+                continue
+            for row in rows:
+                try:
+                    name, filled = str(_fill(pattern, row)), _fill(merged, row)
+                except jinja2.TemplateError as error:
+                    self.say(file, positions, path, f"{error.message}; `for` gives: {', '.join(row) or 'nothing'}")
+                    break
+                self.check_name(file, positions, path, name)
+                if name in result:
+                    self.say(file, positions, path, f"a second server named {name!r}; put what differs into the name")
+                    continue
+                server = self.validate(Server, filled, file, positions, path)
+                if server is None:
+                    break
+                self._cross_check(server, file, positions, path, models, engines)
+                result[name] = server
+        return result
+
+    def _cross_check(
+        self,
+        server: Server,
+        file: str,
+        positions: Positions,
+        path: tuple[str | int, ...],
+        models: Mapping[str, Model],
+        engines: tuple[str, ...],
+    ) -> None:
+        if server.engine not in engines:
+            self.say(
+                file,
+                positions,
+                (*path, "engine"),
+                f"no engine {server.engine!r}{_did_you_mean(server.engine, engines)}",
+            )
+        for key in ("model", "draft"):
+            wanted = getattr(server, key)
+            if wanted is not None and wanted not in models:
+                self.say(file, positions, (*path, key), f"no model {wanted!r}{_did_you_mean(wanted, models)}")
+        if server.engine == "external":
+            if not server.url:
+                self.say(file, positions, (*path, "url"), "engine external needs the url where the server answers")
+        elif server.model is None:
+            self.say(file, positions, (*path, "model"), "a server needs a model")
+
+    def phases(
+        self, text: str, servers: Mapping[str, Server], workloads: Mapping[str, Any]
+    ) -> tuple[str | None, dict[str, PhasePlan]]:
+        file = "phases.yml"
+        value, positions = self.document(text, file)
+        raw = self.validate(_Phases, value if value is not None else {"phases": {}}, file, positions)
+        if raw is None:
+            return None, {}
+        result = {}
+        for name, phase in raw.phases.items():
+            path: tuple[str | int, ...] = ("phases", name)
+            self.check_name(file, positions, path, name)
+            chosen: list[str] = []
+            for index, pattern in enumerate(phase.servers):
+                hits = [s for s in servers if fnmatch.fnmatchcase(s, pattern)]
+                if not hits and servers:
+                    self.say(
+                        file,
+                        positions,
+                        (*path, "servers", index),
+                        f"no server {pattern!r} in servers.yml{_did_you_mean(pattern, servers)}",
+                    )
+                chosen += [s for s in hits if s not in chosen]
+            if phase.baseline is not None and phase.baseline not in chosen and servers:
+                self.say(file, positions, (*path, "baseline"), f"{phase.baseline!r} is not one of the phase's servers")
+            uses = []
+            for index, item in enumerate(phase.workloads):
+                ((workload, parameters),) = item.items()
+                where = (*path, "workloads", index, workload)
+                if workload not in workloads:
+                    self.say(file, positions, where, f"no workload {workload!r}{_did_you_mean(workload, workloads)}")
+                    continue
+                parameters = dict(parameters or {})
+                only = parameters.pop("servers", None)
+                checked = self.validate(workloads[workload], parameters, file, positions, where)
+                if checked is None:
+                    continue
+                patterns = [only] if isinstance(only, str) else only or ["*"]
+                matching = tuple(s for s in chosen if any(fnmatch.fnmatchcase(s, p) for p in patterns))
+                if not matching and chosen:
+                    self.say(file, positions, (*where, "servers"), f"none of the phase's servers is {only}")
+                uses.append(WorkloadUse(workload, parameters, matching))
+            result[name] = PhasePlan(
+                name,
+                phase.title or name,
+                tuple(chosen),
+                phase.baseline,
+                phase.target,
+                phase.reps,
+                tuple(uses),
+            )
+        return raw.campaign, result
+
+
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """`above` over `below`; mappings are merged one level down, and a null there takes a key out again."""
+    merged = dict(below)
+    for key, value in above.items():
+        if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
+            both = {**merged[key], **value}
+            merged[key] = both
+        else:
+            merged[key] = value
+    return merged
+
+
+def _matrix(variables: Any) -> Iterator[dict[str, Any]]:
+    """All combinations of `for: {tp: [1, 4], budget: [8, 16]}`. Raises ValueError."""
+    if not isinstance(variables, Mapping):
+        raise ValueError("a mapping from variable to list is expected, as in `for: {tp: [1, 4, 8]}`")
+    for name, values in variables.items():
+        if not isinstance(values, list) or not values:
+            raise ValueError(f"{name}: a list of values is expected, as in `{name}: [1, 4, 8]`")
+    for row in itertools.product(*variables.values()):
+        yield dict(zip(variables, row, strict=True))
+
+
+# A template reaches nothing but its variables.
+_JINJA = SandboxedEnvironment(undefined=jinja2.StrictUndefined)
+_ONE_EXPRESSION = re.compile(r"\{\{((?:(?!\{\{|\}\}).)*)\}\}", re.DOTALL)
+
+
+def _fill(value: Any, variables: Mapping[str, Any]) -> Any:
+    if isinstance(value, str):
+        if alone := _ONE_EXPRESSION.fullmatch(value.strip()):  # "{{ budget + 1 }}" stays a number
+            filled = _JINJA.compile_expression(alone[1], undefined_to_none=False)(**variables)
+            return str(filled) if isinstance(filled, jinja2.Undefined) else filled
+        return _JINJA.from_string(value).render(variables) if "{{" in value or "{%" in value else value
+    if isinstance(value, Mapping):
+        return {_fill(k, variables): _fill(v, variables) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_fill(v, variables) for v in value]
+    return value
+
+
+def _is_union_member(part: Any) -> bool:
+    return isinstance(part, str) and (
+        part in {"bool", "int", "float", "str"} or part.startswith(("list[", "nullable["))
+    )
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "a mapping", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
+    return "nothing" if value is None else names.get(type(value), type(value).__name__)
+
+
+def _in_words(problem: Any, kind: Any) -> str:
+    """pydantic's problem as a person would say it."""
+    what, given = problem["type"], problem.get("input")
+    if what in {"extra_forbidden", "unexpected_keyword_argument"}:
+        key = str(problem["loc"][-1])
+        known = list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []
+        nested = problem["loc"][:-1]
+        return f"unknown key{_did_you_mean(key, known) if not nested else ''}"
+    if what in {"missing", "missing_argument"}:
+        return "missing"
+    if what == "value_error":
+        return str(problem["ctx"]["error"])
+    expected = {
+        "string_type": "text",
+        "int_type": "a whole number",
+        "float_type": "a number",
+        "bool_type": "true or false",
+        "list_type": "a list",
+        "dict_type": "a mapping",
+        "tuple_type": "a list",
+        "model_type": "a mapping",
+    }.get(what)
+    if expected:
+        return f"{expected} is expected, not {_kind(given)} {given!r}"[:200]
+    return f"{problem['msg'][0].lower()}{problem['msg'][1:]}, not {given!r}"[:200]

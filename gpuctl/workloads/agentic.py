@@ -1,0 +1,56 @@
+"""Conversations of several turns, as agents have them: every turn sends all that was said before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuctl.workloads import Point, nonce, text
+
+_TASKS = (
+    "Read this report of a tool and say in one paragraph what it found:\n{report}",
+    "The next tool answered as follows. What changes in your view?\n{report}",
+    "Plan the next three steps, given this as well:\n{report}",
+)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    turns: int = 6
+    words_per_turn: int = 200
+    concurrency: list[int] = field(default_factory=lambda: [1])
+    max_tokens: int = 128
+
+    def __post_init__(self) -> None:
+        if min([self.turns, self.words_per_turn, self.max_tokens, *self.concurrency]) < 1:
+            raise ValueError("turns, words_per_turn, concurrency and max_tokens are at least 1")
+
+
+def points(parameters: Parameters) -> Iterator[Point]:
+    for sessions in parameters.concurrency:
+        yield Point(
+            f"t{parameters.turns}-c{sessions}",
+            {
+                "turns": parameters.turns,
+                "words_per_turn": parameters.words_per_turn,
+                "concurrency": sessions,
+                "max_tokens": parameters.max_tokens,
+            },
+            concurrency=sessions,
+            max_tokens=parameters.max_tokens,
+            chat=True,
+            exact_length=False,
+        )
+
+
+def requests(point: Point, rep: int, words: int) -> list[dict[str, Any]]:
+    asked = []
+    for session in range(point.concurrency):
+        turns = []
+        for turn in range(point.parameters["turns"]):
+            seed = f"agentic:{point.name}:{rep}:{session}:{turn}"
+            report = text(seed, point.parameters["words_per_turn"])
+            turns.append(f"[{nonce(seed)}] " + _TASKS[turn % len(_TASKS)].format(report=report))
+        asked.append({"id": f"{rep}-{session}", "turns": turns, "max_tokens": point.max_tokens})
+    return asked

@@ -1,0 +1,42 @@
+"""Many users at once: the same kind of request at rising concurrency, closed loop. Aggregate and per request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuctl.workloads import PROMPTS, Point, nonce
+
+
+@dataclass(frozen=True)
+class Parameters:
+    concurrency: list[int] = field(default_factory=lambda: [1, 2, 4, 8])
+    max_tokens: int = 256
+    rounds: int = 2  # requests a stream sends one after another in a repetition
+
+    def __post_init__(self) -> None:
+        if any(c < 1 for c in self.concurrency) or self.rounds < 1 or self.max_tokens < 1:
+            raise ValueError("concurrency, rounds and max_tokens are at least 1")
+
+
+def points(parameters: Parameters) -> Iterator[Point]:
+    for streams in parameters.concurrency:
+        yield Point(
+            f"c{streams}",
+            {"concurrency": streams, "max_tokens": parameters.max_tokens, "rounds": parameters.rounds},
+            concurrency=streams,
+            max_tokens=parameters.max_tokens,
+        )
+
+
+def requests(point: Point, rep: int, words: int) -> list[dict[str, Any]]:
+    texts = list(PROMPTS.values())
+    return [
+        {
+            "id": f"{rep}-{index}",
+            "prompt": f"[{nonce(f'concurrency:{point.name}:{rep}:{index}')}] {texts[index % len(texts)]}\n",
+            "max_tokens": point.max_tokens,
+        }
+        for index in range(point.concurrency * point.parameters["rounds"])
+    ]

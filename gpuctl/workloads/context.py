@@ -1,0 +1,39 @@
+"""Long prompts: how fast they are read (TTFT, prefill), and how fast is written after them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuctl.workloads import Point, nonce, text
+
+
+@dataclass(frozen=True)
+class Parameters:
+    tokens: list[int] = field(default_factory=lambda: [3000, 30000, 100000])
+    max_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        if any(t < 64 for t in self.tokens) or self.max_tokens < 1:
+            raise ValueError("a context has at least 64 prompt tokens and one answered token")
+
+
+def _short(tokens: int) -> str:
+    return f"{tokens // 1000}k" if tokens % 1000 == 0 else str(tokens)
+
+
+def points(parameters: Parameters) -> Iterator[Point]:
+    for tokens in parameters.tokens:
+        yield Point(
+            _short(tokens),
+            {"context": tokens, "max_tokens": parameters.max_tokens},
+            prompt_tokens=tokens,
+            max_tokens=parameters.max_tokens,
+        )
+
+
+def requests(point: Point, rep: int, words: int) -> list[dict[str, Any]]:
+    seed = f"context:{point.name}:{rep}"
+    prompt = f"[{nonce(seed)}] {text(seed, words)}\nContinue the list of words.\n"
+    return [{"id": f"{point.name}-{rep}", "prompt": prompt, "max_tokens": point.max_tokens}]
