@@ -56,7 +56,7 @@ class Server(_Strict):
     model: str | None = None
     draft: str | None = None
     program: list[str] = []  # how the engine is started; the engine has a default
-    flags: dict[str, Scalar | list[Scalar] | None] = {}
+    flags: dict[str, Scalar | list[Scalar] | dict[str, Any] | None] = {}
     env: dict[str, Scalar] = {}
     secrets: dict[str, str] = {}  # environment variable -> file on the machine that holds the value
     host: str = "127.0.0.1"

@@ -1,1 +1,98 @@
-"""One file an engine; the file name is its id. See docs/design.md."""
+"""Programs that serve a model: one package an engine; its name is the id. Pure.
+
+An engine has
+    argv(launch)         the command line, argument by argument
+    environment(launch)  variables it needs beyond the user's
+    STAGES               (name, pattern) of its log in the order of a start: what it is doing, and where it hung
+    HEALTH               paths of which the first one it knows answers 200 when it can generate
+    IDENTITY             paths asked once it is ready, and identity(answers): who is answering
+    FLUSH                (method, path) that empties its prefix cache, or None
+    FIXED_LENGTH         body fields that make an answer exactly max_tokens long; ANY_LENGTH where it may end
+    VERSIONS             Python packages whose version can change a number
+Everything about its log and its memory lies beside it in the package.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuctl.config import Server
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One server on one machine: names replaced by paths. `rank` counts the machines of a multi-node server."""
+
+    name: str
+    server: Server
+    model: str | None = None  # path on the machine
+    draft: str | None = None
+    python: str = "python3"  # what {python} stands for in `program`
+    rank: int = 0
+    ranks: int = 1
+    head: str | None = None  # host:port where the ranks meet
+
+    @property
+    def base_url(self) -> str:
+        if self.server.url:
+            return self.server.url.rstrip("/")
+        host = "127.0.0.1" if self.server.host in {"0.0.0.0", "::"} else self.server.host  # noqa: S104
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.server.port}"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who answers. None where the engine does not say."""
+
+    models: tuple[str, ...] = ()  # ids it serves
+    model_path: str | None = None
+    version: str | None = None
+    context: int | None = None  # tokens, prompt and answer together
+    requests_at_once: int | None = None
+    kv_tokens: int | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what else is worth keeping with a result
+
+
+def flags(values: Mapping[str, Any], *, dash: str = "--") -> tuple[str, ...]:
+    """{"tp-size": 4, "trust-remote-code": true, "off": false, "cuda-graph-bs": [1, 2]} as arguments, in order.
+
+    true is the bare flag, false and null leave it out, a list follows its flag, a mapping becomes JSON.
+    """
+    words: list[str] = []
+    for key, value in values.items():
+        if value is None or value is False:
+            continue
+        words.append(key if key.startswith("-") else f"{dash}{key}")
+        if value is True:
+            continue
+        if isinstance(value, Mapping):
+            words.append(json.dumps(value, separators=(",", ":")))
+        elif isinstance(value, list):
+            words += [str(item) for item in value]
+        else:
+            words.append(str(value))
+    return tuple(words)
+
+
+def program(launch: Launch, default: Iterable[str]) -> tuple[str, ...]:
+    """The words that start the engine, with {python} filled in."""
+    return tuple(word.replace("{python}", launch.python) for word in launch.server.program or default)
+
+
+def nested(answer: Any, *keys: str | int) -> Any:
+    """answer[k1][k2]... or None where the way ends."""
+    for key in keys:
+        try:
+            answer = answer[key]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return answer
+
+
+def served_ids(models: Any) -> tuple[str, ...]:
+    """Ids of an OpenAI-compatible /v1/models answer."""
+    data = nested(models, "data")
+    return tuple(str(nested(entry, "id")) for entry in data) if isinstance(data, list) else ()

@@ -11,23 +11,7 @@ Texts are made from a seed; `words` is how many words give the wanted prompt tok
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
-
-
-@dataclass(frozen=True)
-class Point:
-    """One cell of a server: its name, how many requests at once, and what is asked."""
-
-    name: str
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    concurrency: int = 1
-    prompt_tokens: int | None = None  # wanted length, checked against usage; None: as the prompt comes
-    max_tokens: int = 256
-    chat: bool = False
-    exact_length: bool = True  # the answer must have max_tokens tokens (end-of-sequence is ignored)
-
+from collections.abc import Iterator
 
 # The short prompts of the campaign: code, arithmetic, structure and prose speculate differently well.
 PROMPTS = {

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuctl.workloads import Point, nonce, text
+from gpuctl.cells import Point
+from gpuctl.workloads import nonce, text
 
 _TASKS = (
     "Read this report of a tool and say in one paragraph what it found:\n{report}",

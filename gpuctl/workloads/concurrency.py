@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuctl.workloads import PROMPTS, Point, nonce
+from gpuctl.cells import Point
+from gpuctl.workloads import PROMPTS, nonce
 
 
 @dataclass(frozen=True)

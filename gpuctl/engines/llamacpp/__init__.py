@@ -1,0 +1,52 @@
+"""llama.cpp's llama-server (flags and endpoints: its tools/server/README.md). Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from gpuctl.engines import Identity, Launch, flags, nested, program, served_ids
+
+STAGES = (
+    (
+        "loading the model",
+        re.compile(r"load_model: loading model|llama_model_loader: loaded meta data|initializing \.\.\."),
+    ),
+    ("allocating the context", re.compile(r"llama_context: constructing|n_ctx_seq|kv_cache|KV buffer")),
+    ("warming up", re.compile(r"warming up the model|warmup")),
+    ("listening", re.compile(r"listening on http")),
+    ("ready", re.compile(r"model loaded|starting the main loop|all slots are idle")),
+)
+HEALTH = ("/health",)
+IDENTITY = ("/props", "/v1/models")
+FLUSH = None  # cache_prompt: false leaves nothing to empty
+# The server's own defaults are temperature 0.8 and cache_prompt true.
+FIXED_LENGTH: Mapping[str, Any] = {"temperature": 0, "ignore_eos": True, "cache_prompt": False}
+ANY_LENGTH: Mapping[str, Any] = {"temperature": 0, "cache_prompt": False}
+VERSIONS = ("xllamacpp",)
+
+
+def argv(launch: Launch) -> tuple[str, ...]:
+    server = launch.server
+    words = [*program(launch, ("llama-server",)), "--model", str(launch.model)]
+    if launch.draft:
+        words += ["--model-draft", launch.draft]
+    return (*words, "--host", server.host, "--port", str(server.port), *flags(server.flags))
+
+
+def environment(launch: Launch) -> dict[str, str]:
+    return {}
+
+
+def identity(answers: Mapping[str, Any]) -> Identity:
+    props = answers.get("/props")
+    settings = nested(props, "default_generation_settings")
+    return Identity(
+        models=served_ids(answers.get("/v1/models")),
+        model_path=nested(props, "model_path"),
+        version=nested(props, "build_info"),
+        # n_ctx of one slot: --fit may have made it smaller than what was asked
+        context=nested(settings, "n_ctx"),
+        requests_at_once=nested(props, "total_slots"),
+    )

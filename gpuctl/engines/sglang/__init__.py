@@ -1,0 +1,63 @@
+"""SGLang: `python -m sglang.launch_server`. Pure.
+
+Stages are the lines of its log as seen from 0.5.11 to 0.5.23; endpoints as in srt/entrypoints/http_server.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from gpuctl.engines import Identity, Launch, flags, nested, program, served_ids
+
+STAGES = (
+    ("joining the ranks", re.compile(r"Init torch distributed begin")),
+    ("ranks joined", re.compile(r"Init torch distributed ends")),
+    ("loading weights", re.compile(r"Load weight begin")),
+    ("weights loaded", re.compile(r"Load weight end")),
+    ("allocating state cache", re.compile(r"Mamba Cache is allocated")),
+    ("allocating KV cache", re.compile(r"KV Cache (?:is allocated|VA upper bound)")),
+    ("memory pools allocated", re.compile(r"Memory pool end")),
+    ("capturing graphs", re.compile(r"Capture .*(?:cuda|CUDA) graph begin")),
+    ("graphs captured", re.compile(r"Capture .*(?:cuda|CUDA) graph end")),
+    ("warming up", re.compile(r"max_total_num_tokens=\d+")),
+    ("ready", re.compile(r"The server is fired up and ready to roll!")),
+)
+HEALTH = ("/health_generate", "/health")
+IDENTITY = ("/server_info", "/get_server_info", "/v1/models")
+FLUSH = ("POST", "/flush_cache")
+FIXED_LENGTH: Mapping[str, Any] = {"temperature": 0, "ignore_eos": True}
+ANY_LENGTH: Mapping[str, Any] = {"temperature": 0}
+VERSIONS = ("sglang", "sglang-kernel", "sgl-kernel", "flashinfer-python", "torch", "triton", "transformers",
+            "compressed-tensors", "nvidia-nccl-cu12", "nvidia-nccl-cu13")  # fmt: skip
+
+
+def argv(launch: Launch) -> tuple[str, ...]:
+    server = launch.server
+    words = [*program(launch, ("{python}", "-m", "sglang.launch_server")), "--model-path", str(launch.model)]
+    if launch.draft:
+        words += ["--speculative-draft-model-path", launch.draft]
+    if launch.ranks > 1:
+        words += ["--nnodes", str(launch.ranks), "--node-rank", str(launch.rank), "--dist-init-addr", str(launch.head)]
+    return (*words, "--host", server.host, "--port", str(server.port), *flags(server.flags))
+
+
+def environment(launch: Launch) -> dict[str, str]:
+    return {"HF_HUB_OFFLINE": "1"}
+
+
+def identity(answers: Mapping[str, Any]) -> Identity:
+    info = answers.get("/server_info") or answers.get("/get_server_info")
+    inside = nested(info, "internal_states", 0)
+    entry = nested(answers.get("/v1/models"), "data", 0)
+    return Identity(
+        models=served_ids(answers.get("/v1/models")),
+        model_path=nested(info, "model_path"),
+        version=nested(info, "version"),
+        context=nested(entry, "max_model_len") or nested(info, "context_length"),
+        requests_at_once=nested(inside, "effective_max_running_requests_per_dp")
+        or nested(info, "max_running_requests"),
+        kv_tokens=nested(inside, "memory_usage", "token_capacity") or nested(info, "max_total_num_tokens"),
+        facts={"memory_usage": nested(inside, "memory_usage"), "startup_time": nested(info, "startup_time")},
+    )

@@ -1,0 +1,58 @@
+"""vLLM: `vllm serve`. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from gpuctl.engines import Identity, Launch, flags, nested, program, served_ids
+
+STAGES = (
+    ("starting", re.compile(r"vLLM API server version|Initializing a V1 LLM engine")),
+    ("loading weights", re.compile(r"Starting to load model")),
+    ("weights loaded", re.compile(r"Model loading took|Loading weights took")),
+    ("profiling memory", re.compile(r"Available KV cache memory")),
+    ("allocating KV cache", re.compile(r"GPU KV cache size")),
+    ("graphs captured", re.compile(r"Graph capturing finished")),
+    ("warming up", re.compile(r"init engine \(profile, create kv cache, warmup model\) took")),
+    ("ready", re.compile(r"Application startup complete")),
+)
+HEALTH = ("/health",)
+IDENTITY = ("/v1/models", "/version")
+FLUSH = ("POST", "/reset_prefix_cache")
+FIXED_LENGTH: Mapping[str, Any] = {"temperature": 0, "ignore_eos": True}
+ANY_LENGTH: Mapping[str, Any] = {"temperature": 0}
+VERSIONS = ("vllm", "flashinfer-python", "torch", "triton", "transformers", "compressed-tensors", "nvidia-nccl-cu12",
+            "nvidia-nccl-cu13")  # fmt: skip
+
+
+def argv(launch: Launch) -> tuple[str, ...]:
+    server = launch.server
+    given = dict(server.flags)
+    speculative = given.get("speculative-config")
+    if launch.draft and isinstance(speculative, dict):
+        given["speculative-config"] = {"model": launch.draft, **speculative}
+    words = [*program(launch, ("vllm",)), "serve", str(launch.model), "--host", server.host, "--port", str(server.port)]
+    if launch.ranks > 1:
+        address, _, port = str(launch.head).rpartition(":")
+        words += ["--nnodes", str(launch.ranks), "--node-rank", str(launch.rank)]
+        words += ["--master-addr", address, "--master-port", port]
+        if launch.rank:
+            words.append("--headless")
+    return (*words, *flags(given))
+
+
+def environment(launch: Launch) -> dict[str, str]:
+    # /reset_prefix_cache and /server_info exist only in development mode
+    return {"HF_HUB_OFFLINE": "1", "VLLM_SERVER_DEV_MODE": "1"}
+
+
+def identity(answers: Mapping[str, Any]) -> Identity:
+    entry = nested(answers.get("/v1/models"), "data", 0)
+    return Identity(
+        models=served_ids(answers.get("/v1/models")),
+        model_path=nested(entry, "root"),
+        version=nested(answers.get("/version"), "version"),
+        context=nested(entry, "max_model_len"),
+    )

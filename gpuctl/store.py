@@ -1,0 +1,198 @@
+"""The run folder: runs/<campaign>/ with events, cells, raw stamps and logs. Every file appears whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from gpuctl.records import CellId, NotARecord, Record, from_json
+
+
+class StoreError(Exception):
+    """The run folder cannot be used. One line: what, where, what to do. `full`: the disk is full, and room helps."""
+
+    def __init__(self, message: str, *, full: bool = False) -> None:
+        super().__init__(message)
+        self.full = full
+
+
+class Busy(StoreError):
+    """Another gpuctl works on this campaign; the message names it."""
+
+
+def now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """OSErrors as one line with the place and what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StoreError(
+                f"{path}: the disk is full; free some room, then give the same command", full=True
+            ) from error
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise StoreError(f"{path}: cannot be written ({error.strerror}); --runs names another folder") from error
+        raise StoreError(f"{path}: {error.strerror}") from error
+
+
+def write(path: Path, data: bytes) -> None:
+    """By temporary file, fsync and rename: after a crash there is the old file or the new one. Raises StoreError."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with _explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with draft.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+
+
+class Run:
+    """One campaign's folder. Used as a context manager it is locked: one gpuctl at a time writes to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.name = folder.name
+        self._lock: int | None = None
+
+    # -- the lock
+
+    def __enter__(self) -> Run:
+        path = self.folder / "lock"
+        with _explained(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel lets go of it when its holder dies
+        except BlockingIOError:
+            holder = os.pread(handle, 1000, 0).decode("utf-8", "replace").strip() or "somebody"
+            os.close(handle)
+            raise Busy(f"{self.folder}: {holder} works on it; wait for it, or stop it") from None
+        except OSError as error:
+            os.close(handle)
+            raise StoreError(f"{path}: cannot be locked ({error.strerror}); put --runs on a local disk") from error
+        with _explained(path):
+            holder = f"gpuctl with pid {os.getpid()} on {socket.gethostname()}, since {now()},\n"
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, holder.rstrip("\n").encode(), 0)
+        self._lock = handle
+        self._tidy()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._lock is not None:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._lock, 0)
+            os.close(self._lock)
+            self._lock = None
+
+    def _tidy(self) -> None:
+        """Takes away drafts that a killed run left, and ends an event line that it left half-written."""
+        for draft in self.folder.glob("**/.*.tmp"):
+            with contextlib.suppress(OSError):
+                draft.unlink()
+        events = self.folder / "events.jsonl"
+        with _explained(events):
+            if events.exists() and events.stat().st_size:
+                with events.open("rb+") as file:
+                    data = file.read()
+                    if not data.endswith(b"\n"):
+                        file.truncate(data.rfind(b"\n") + 1)
+
+    # -- events
+
+    def event(self, name: str, **facts: Any) -> None:
+        """Appends one line to events.jsonl, and it is on the disk when this returns."""
+        path = self.folder / "events.jsonl"
+        line = json.dumps({"t": now(), "event": name, **facts}) + "\n"
+        with _explained(path):
+            handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                os.write(handle, line.encode())
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+    def events(self) -> list[dict[str, Any]]:
+        """All events that can be read."""
+        found = []
+        try:
+            text = (self.folder / "events.jsonl").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return []
+        for line in text.splitlines():
+            with contextlib.suppress(ValueError):
+                value = json.loads(line)
+                if isinstance(value, dict):
+                    found.append(value)
+        return found
+
+    # -- cells
+
+    def _path(self, cell: CellId) -> Path:
+        return self.folder.joinpath("cells", *cell[:3], f"{cell.point}.json")
+
+    def save(self, record: Record, raw: Iterable[Mapping[str, Any]] = ()) -> None:
+        """The raw stamps first, the record last: a record that is there has its stamps."""
+        path = self._path(record.cell)
+        lines = "".join(json.dumps(line) + "\n" for line in raw)
+        if lines:
+            write(path.with_suffix(".raw.jsonl"), lines.encode())
+        else:
+            with contextlib.suppress(FileNotFoundError), _explained(path):
+                path.with_suffix(".raw.jsonl").unlink()
+        write(path, (json.dumps(record.as_json(), indent=1) + "\n").encode())
+
+    def load(self, cell: CellId) -> Record | None:
+        """The record of a cell, or None when there is none that can be read: then it is measured again."""
+        try:
+            return from_json(json.loads(self._path(cell).read_bytes()))
+        except (OSError, ValueError, NotARecord):
+            return None
+
+    def records(self) -> list[Record]:
+        """Every record that can be read, in the order of their names."""
+        found = []
+        for path in sorted(self.folder.glob("cells/*/*/*/*.json")):
+            with contextlib.suppress(OSError, ValueError, NotARecord):
+                found.append(from_json(json.loads(path.read_bytes())))
+        return found
+
+    # -- logs and others
+
+    def log_path(self, server: str) -> Path:
+        """A new file for a server's log."""
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        path = self.folder / "logs" / server / f"{stamp}.log"
+        with _explained(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def put(self, name: str, value: Any) -> None:
+        """A JSON document at the top of the folder."""
+        write(self.folder / name, (json.dumps(value, indent=1, default=str) + "\n").encode())

@@ -1,0 +1,206 @@
+"""Starting, watching, asking and stopping one server on a machine, through its transport.
+
+`Processes` is for machines without systemd (agent/supervise.py keeps the server there).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuctl.transport import Completed, Transport, TransportError, agent
+
+FOLDER = "~/.local/state/gpuctl/servers"  # on the machine: state, exit status and log of each server
+
+
+class SupervisionError(Exception):
+    """The server could not be started, asked or stopped. One line."""
+
+
+@dataclass(frozen=True)
+class UnitState:
+    """A server as its machine knows it. `start` is in clock ticks since boot: pid and start name one process."""
+
+    unit: str
+    owner: str | None
+    pid: int
+    start: int
+    boot: str
+    running: bool
+    exit_status: int | None = None
+    signal: str | None = None
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Who listens on a port. `unit` is set when it is a server of ours."""
+
+    port: int
+    pid: int | None
+    command: str | None
+    unit: str | None
+
+
+def _state(answer: Mapping[str, Any]) -> UnitState:
+    ended = answer.get("exit") or {}
+    return UnitState(
+        answer["unit"],
+        answer.get("owner"),
+        answer["pid"],
+        answer["start"],
+        answer["boot"],
+        bool(answer["running"]),
+        ended.get("status"),
+        ended.get("signal"),
+    )
+
+
+@dataclass
+class Watch:
+    """Follows one server until it ends: its log, its signs of life, its health, its end. Ends when closed."""
+
+    log_tail: deque[str] = field(default_factory=lambda: deque(maxlen=400))
+    ready: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
+    exit: Mapping[str, Any] | None = None
+    lost: str | None = None  # why the watching itself broke off
+    progress_at: float = 0.0  # monotonic time of the last sign of life
+    health: Any = None
+    _closed: threading.Event = field(default_factory=threading.Event)
+    _life: tuple[int, ...] = ()
+    _partial: bytes = b""
+    _line: str = ""
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def take(self, data: bytes, on_log: Callable[[str], None]) -> None:
+        if self._closed.is_set():
+            raise _Closed
+        self._partial += data
+        *lines, self._partial = self._partial.split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            if "log" in message:
+                self.progress_at = time.monotonic()
+                on_log(message["log"])
+                text = self._line + message["log"]
+                *whole, self._line = text.split("\n")
+                self.log_tail.extend(whole)
+            elif "exit" in message:
+                if self._line:
+                    self.log_tail.append(self._line)
+                    self._line = ""
+                self.exit = message["exit"] or {}
+                self.ended.set()
+            elif "beat" in message:
+                life = tuple(message["beat"].values())
+                # an idle interpreter ticks a little all the time: work is more than a few ticks, reads or growth
+                if life and (not self._life or life[0] - self._life[0] > 5 or life[1] - self._life[1] > 1 << 16):
+                    self.progress_at = time.monotonic()
+                    self._life = life
+                if message.get("health") is not None:
+                    self.health = message["health"]
+                    if self.health == 200:
+                        self.ready.set()
+
+
+class _Closed(Exception):
+    """Ends the watching from inside the transport."""
+
+
+class Processes:
+    """Servers as supervised processes of the login user."""
+
+    def __init__(self, transport: Transport, folder: str = FOLDER, *, python: str = "python3") -> None:
+        self.transport = transport
+        self.folder = folder
+        self.python = python
+
+    def _do(self, timeout: float, **job: Any) -> dict[str, Any]:
+        command, stdin = agent("supervise", {"dir": self.folder, **job}, python=self.python)
+        done = self.transport.run(command, stdin=stdin, timeout=timeout)
+        return _answer(done, self.transport.name)
+
+    def start(
+        self,
+        unit: str,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        owner: str,
+        cwd: str | None = None,
+        secrets: Mapping[str, str] | None = None,
+    ) -> UnitState:
+        """Starts it and returns as soon as it runs. Raises SupervisionError when it cannot even be executed."""
+        answer = self._do(
+            30, op="start", unit=unit, argv=list(argv), env=dict(env), owner=owner, cwd=cwd, secrets=dict(secrets or {})
+        )
+        if "error" in answer:
+            raise SupervisionError(str(answer["error"]))
+        return _state({**answer["started"], "running": True})
+
+    def status(self, ports: Sequence[int] = ()) -> tuple[list[UnitState], dict[int, Listener]]:
+        """Every server known there, and who listens on `ports`."""
+        answer = self._do(30, op="status", ports=list(ports))
+        listening = {
+            int(port): Listener(int(port), who["pid"], who["command"], who["unit"])
+            for port, who in answer["listeners"].items()
+        }
+        return [_state(unit) for unit in answer["units"]], listening
+
+    def owns(self, listener: Listener, unit: str) -> bool:
+        """Whether it is the server `unit` (any of its processes) that listens."""
+        return listener.unit is not None and listener.unit.rsplit("/", 1)[-1] == unit
+
+    def stop(self, unit: str, grace_s: float = 10) -> UnitState | None:
+        """Ends it and everything it started; returns how it ended."""
+        answer = self._do(grace_s + 30, op="stop", unit=unit, grace_s=grace_s)
+        return _state(answer["stopped"]) if answer.get("stopped") else None
+
+    def ask(self, requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """HTTP requests sent from that machine: each answer has status and body, or error."""
+        patience = sum(float(request.get("timeout_s", 10)) for request in requests)
+        answers: list[dict[str, Any]] = self._do(patience + 30, op="ask", requests=list(requests))["answers"]
+        return answers
+
+    def watch(self, unit: str, health: Sequence[str], on_log: Callable[[str], None]) -> Watch:
+        """Follows the server in a thread. `health`: URLs of which the first known one answers 200 when ready."""
+        watching = Watch(progress_at=time.monotonic())
+        command, stdin = agent(
+            "supervise", {"op": "watch", "dir": self.folder, "unit": unit, "health": list(health)}, python=self.python
+        )
+
+        def follow() -> None:
+            try:
+                done = self.transport.run(command, stdin=stdin, on_stdout=lambda data: watching.take(data, on_log))
+                if not watching.ended.is_set():
+                    watching.lost = done.stderr.decode("utf-8", "replace").strip() or f"exit status {done.rc}"
+            except _Closed:
+                return
+            except (TransportError, ValueError, OSError) as error:
+                watching.lost = str(error)
+            finally:
+                watching.ended.set()
+
+        threading.Thread(target=follow, name=f"watch {unit}", daemon=True).start()
+        return watching
+
+
+def _answer(done: Completed, machine: str) -> dict[str, Any]:
+    if done.rc == 127:
+        raise SupervisionError(f"{machine}: no python3 there; install it (apt install python3-minimal)")
+    lines = done.text.strip().splitlines()
+    try:
+        answer = json.loads(lines[-1])
+    except (IndexError, ValueError):
+        words = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise SupervisionError(f"{machine}: {words[-1] if words else f'exit status {done.rc}'}") from None
+    if not isinstance(answer, dict):
+        raise SupervisionError(f"{machine}: not understood: {lines[-1][:200]}")
+    return answer
