@@ -47,6 +47,7 @@ class Model(_Strict):
     stage: bool = False  # path lies in a tmpfs and has to be filled after a reboot
     make: str | None = None  # tiny: gpuctl writes the file itself when it is missing (the embedded default)
     context: int | None = Field(default=None, gt=0)  # tokens the model was made for
+    known_answer: dict[str, str] = {}  # prompt -> words a healthy server's answer has; asked before anything is timed
 
 
 class Server(_Strict):
@@ -77,6 +78,7 @@ class Phase(_Strict):
     baseline: str | None = None  # speed-ups are against it
     target: str | None = None  # the box, unless -t says otherwise
     reps: int = Field(default=3, ge=1, le=1000)
+    unstable_above: float = Field(default=0.05, gt=0)  # coefficient of variation of the repetitions
     workloads: list[dict[str, dict[str, Any] | None]]
 
     @field_validator("workloads")
@@ -115,6 +117,7 @@ class PhasePlan:
     baseline: str | None
     target: str | None
     reps: int
+    unstable_above: float
     workloads: tuple[WorkloadUse, ...]
 
 
@@ -342,6 +345,7 @@ class _Checker:
                 phase.baseline,
                 phase.target,
                 phase.reps,
+                phase.unstable_above,
                 tuple(uses),
             )
         return raw.campaign, result

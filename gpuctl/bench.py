@@ -1,0 +1,370 @@
+"""`gpuctl bench PHASE`: deploys each server of a phase, measures its cells through crashes, goes on where it was.
+
+Resuming is a set difference: cells of the phase less those whose record is good under today's fingerprint. Nothing
+else is remembered, so the same command continues after any end, of gpuctl or of the machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from gpuctl import cells as cells_
+from gpuctl import plugins
+from gpuctl.cells import Cell
+from gpuctl.config import Inventory, Model, PhasePlan, Server
+from gpuctl.engines import Launch
+from gpuctl.load import LoadResult
+from gpuctl.load import load as run_load
+from gpuctl.measuring import Measured, measure
+from gpuctl.records import MEASURED, Failure, Record, State
+from gpuctl.serving import StartFailed, Tell, Up, bring_up, take_down
+from gpuctl.store import Run, now
+from gpuctl.supervision import Processes
+from gpuctl.transport import AGENTS, Transport, agent
+
+
+class BenchError(Exception):
+    """The phase cannot be run. One line."""
+
+
+@dataclass(frozen=True)
+class Options:
+    fresh: bool = False
+    retry_failed: bool = False
+    only: tuple[str, ...] = ()
+    check: bool = False  # say what would be measured, and why; change nothing
+
+
+@dataclass
+class Outcome:
+    """What a bench ended with, by cell."""
+
+    done: list[Record] = field(default_factory=list)  # measured now
+    kept: list[Record] = field(default_factory=list)  # measured before, still true
+    failed: list[Record] = field(default_factory=list)  # now or before
+    pending: list[tuple[Cell, str]] = field(default_factory=list)  # with --check: what would be measured, and why
+
+
+@dataclass(frozen=True)
+class Target:
+    """The machine that serves: how to reach it, and which Python {python} stands for there."""
+
+    name: str
+    transport: Transport
+    python: str
+    base: Path | None = None  # folder that relative model paths start from (this machine only)
+
+
+@dataclass(frozen=True)
+class _Todo:
+    server: str
+    launch: Launch
+    engine: ModuleType
+    pending: list[tuple[Cell, Mapping[str, Any]]]  # with today's fingerprint
+    model: Model | None
+
+
+def local_target(name: str = "local") -> Target:
+    from gpuctl.transport import Local
+
+    return Target(name, Local(name), sys.executable, Path.cwd())
+
+
+def bench(
+    inventory: Inventory, phase: str, target: Target, run: Run, tell: Tell, options: Options | None = None
+) -> Outcome:
+    """Runs a phase. `run` is locked by the caller. Raises BenchError, StoreError, TransportError."""
+    options = options or Options()
+    plan = inventory.phase(phase)
+    supervisor = Processes(target.transport, python=_agent_python(target))
+    by_server = cells_.of_phase(plan, lambda name: plugins.get("workloads", name), options.only)
+    if not by_server:
+        raise BenchError(f"{phase}: no cell of it is named by {' '.join(options.only)}")
+    outcome = Outcome()
+    if not options.check:
+        run.put("campaign.json", _campaign(inventory, plan, by_server))
+        _stop_orphans(supervisor, inventory.campaign, run, tell)
+    tell("phase", phase=plan.name, title=plan.title, servers=len(by_server), cells=sum(map(len, by_server.values())))
+    launches = {name: _launch(inventory, name, target) for name in by_server}
+    if not options.check:
+        _make_models(inventory, launches, tell)
+    survey = _survey(target, launches, inventory)
+    todos = []
+    for name, cells in by_server.items():
+        todo = _compare(name, cells, launches[name], inventory, survey, run, options, outcome, tell)
+        if todo is not None:
+            todos.append(todo)
+    if options.check:
+        return outcome
+    for todo in todos:
+        _serve_and_measure(todo, inventory, plan, target, supervisor, survey, run, tell, outcome)
+    run.event("run_finished", phase=phase, done=len(outcome.done), kept=len(outcome.kept), failed=len(outcome.failed))
+    return outcome
+
+
+def _agent_python(target: Target) -> str:
+    return target.python if target.base is not None else "python3"
+
+
+def _campaign(inventory: Inventory, plan: PhasePlan, by_server: Mapping[str, list[Cell]]) -> dict[str, Any]:
+    """What was asked, for whoever reads the folder later."""
+    return {
+        "schema": "gpuctl.campaign/1",
+        "campaign": inventory.campaign,
+        "inventory": str(inventory.folder),
+        "phases": {
+            name: {
+                "title": phase.title,
+                "baseline": phase.baseline,
+                "servers": list(phase.servers),
+                "repetitions": phase.reps,
+                "workloads": [
+                    {"workload": use.workload, "parameters": dict(use.parameters), "servers": list(use.servers)}
+                    for use in phase.workloads
+                ],
+            }
+            for name, phase in inventory.phases.items()
+        },
+        "servers": {
+            name: inventory.server(name).model_dump(exclude_defaults=True)
+            for phase in inventory.phases.values()
+            for name in phase.servers
+        },
+    }
+
+
+def _stop_orphans(supervisor: Processes, campaign: str, run: Run, tell: Tell) -> None:
+    """Servers that a killed run of this campaign left behind."""
+    units, _ = supervisor.status()
+    for unit in units:
+        if unit.running and unit.owner == campaign:
+            supervisor.stop(unit.unit)
+            run.event("orphan_stopped", unit=unit.unit, pid=unit.pid)
+            tell("orphan_stopped", unit=unit.unit, pid=unit.pid)
+
+
+def _launch(inventory: Inventory, name: str, target: Target) -> Launch:
+    server = inventory.server(name)
+
+    def path(model: str | None) -> str | None:
+        if model is None:
+            return None
+        where = inventory.models[model].path
+        return str(target.base / where) if target.base is not None and not where.startswith("~") else where
+
+    return Launch(name, server, path(server.model), path(server.draft), target.python)
+
+
+def _make_models(inventory: Inventory, launches: Mapping[str, Launch], tell: Tell) -> None:
+    """Writes the embedded default model where it is missing."""
+    from gpuctl import tiny_model
+
+    for launch in launches.values():
+        model = inventory.models.get(launch.server.model or "")
+        if model is None or model.make is None or launch.model is None:
+            continue
+        if model.make != "tiny":
+            raise BenchError(f"{inventory.folder}/models.yml: make: {model.make!r} is not known; there is: tiny")
+        if not Path(launch.model).exists():
+            tell("model_made", path=launch.model)
+            try:
+                tiny_model.write(Path(launch.model))
+            except ImportError as error:
+                raise BenchError(f"{launch.model}: {error.name} is missing: pip install 'gpuctl-llm[local]'") from error
+            except OSError as error:
+                raise BenchError(f"{launch.model}: {error.strerror}") from error
+
+
+def _survey(target: Target, launches: Mapping[str, Launch], inventory: Inventory) -> dict[str, Any]:
+    """Models, packages and machine as they are now, in one round trip."""
+    models = sorted({path for launch in launches.values() for path in (launch.model, launch.draft) if path})
+    pythons: dict[str, set[str]] = {}
+    for launch in launches.values():
+        engine = plugins.get("engines", launch.server.engine)
+        words = engine.argv(launch)
+        if words and engine.VERSIONS:
+            python = words[0] if "python" in Path(words[0]).name else str(Path(words[0]).with_name("python3"))
+            pythons.setdefault(python, set()).update(engine.VERSIONS)
+    job = {"models": models, "pythons": {python: sorted(names) for python, names in pythons.items()}}
+    command, stdin = agent("survey", job, python=_agent_python(target))
+    done = target.transport.run(command, stdin=stdin, timeout=300)
+    try:
+        answer: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise BenchError(f"{target.name}: {said[-1] if said else f'exit status {done.rc}'}") from None
+    return answer
+
+
+def _versions(launch: Launch, engine: ModuleType, survey: Mapping[str, Any]) -> Mapping[str, str]:
+    words = engine.argv(launch)
+    for python, found in survey["pythons"].items():
+        if words and Path(python).parent == Path(words[0]).parent:
+            return {name: version for name, version in found.items() if name in (*engine.VERSIONS, "python", "error")}
+    return {}
+
+
+LOAD_VERSION = hashlib.sha256((AGENTS / "load.py").read_bytes()).hexdigest()[:12]
+
+
+def fingerprint(cell: Cell, launch: Launch, engine: ModuleType, survey: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything that can change the number of a cell, as far as the machine tells."""
+    server = launch.server
+    machine = {key: value for key, value in survey["machine"].items() if key not in {"boot_id", "pid1_start"}}
+    return {
+        "model": survey["models"].get(launch.model or "", {}).get("id"),
+        "draft": survey["models"].get(launch.draft or "", {}).get("id"),
+        "engine": {"name": server.engine, **_versions(launch, engine, survey)},
+        "argv": list(engine.argv(launch)) or [server.url],
+        "environment": {k: str(v) for k, v in {**engine.environment(launch), **server.env}.items()},
+        "machine": machine,
+        "workload": cell.definition(),
+        "load agent": LOAD_VERSION,
+    }
+
+
+def _compare(
+    name: str,
+    cells: Sequence[Cell],
+    launch: Launch,
+    inventory: Inventory,
+    survey: Mapping[str, Any],
+    run: Run,
+    options: Options,
+    outcome: Outcome,
+    tell: Tell,
+) -> _Todo | None:
+    """Which cells of a server are to be measured; says of each other one why not."""
+    engine = plugins.get("engines", launch.server.engine)
+    todo = _Todo(name, launch, engine, [], inventory.models.get(launch.server.model or ""))
+    reasons: dict[str, int] = {}
+    for cell in cells:
+        parts = fingerprint(cell, launch, engine, survey)
+        record = run.load(cell.id)
+        decision = cells_.decide(record, parts, fresh=options.fresh, retry_failed=options.retry_failed)
+        if decision.measure:
+            todo.pending.append((cell, parts))
+            outcome.pending.append((cell, decision.why))
+            reasons[decision.why] = reasons.get(decision.why, 0) + 1
+        else:
+            assert record is not None
+            (outcome.kept if record.state in MEASURED else outcome.failed).append(record)
+            tell("skip", cell=cell.id, why=decision.why, record=record)
+    for why, count in reasons.items():
+        tell("pending", server=name, cells=count, why=why)
+    return todo if todo.pending else None
+
+
+def _serve_and_measure(
+    todo: _Todo,
+    inventory: Inventory,
+    plan: PhasePlan,
+    target: Target,
+    supervisor: Processes,
+    survey: Mapping[str, Any],
+    run: Run,
+    tell: Tell,
+    outcome: Outcome,
+) -> None:
+    """One server: up, its pending cells, down. A server that does not work makes records with causes."""
+    server = todo.launch.server
+    tell("server", server=todo.server, title=server.title or todo.server, engine=server.engine, cells=len(todo.pending))
+    boot = {key: survey["machine"].get(key) for key in ("boot_id", "pid1_start")}
+    missing = _missing_model(todo.launch, survey)
+    api_key = _api_key(server)
+
+    def keep(cell: Cell, parts: Mapping[str, Any], began: str, what: Measured, up: Up | None) -> Record:
+        record = Record(
+            cell=cell.id,
+            state=what.state,
+            started=began,
+            ended=now(),
+            fingerprint=parts,
+            fingerprint_id=cells_.fingerprint_id(parts),
+            boot=boot,
+            metrics=what.metrics,
+            reps=what.reps,
+            failure=what.failure,
+            server=up.as_json() if up else {},
+            generator=what.generator,
+            notes=what.notes,
+            parameters={"concurrency": cell.point.concurrency, **cell.point.parameters},
+        )
+        run.save(record, what.raw)
+        run.event("cell_done", cell=str(cell.id), state=record.state.value)
+        (outcome.done if record.state in MEASURED else outcome.failed).append(record)
+        tell("cell", cell=cell.id, record=record)
+        return record
+
+    def give_up(failure: Failure, left: Iterable[tuple[Cell, Mapping[str, Any]]], up: Up | None) -> None:
+        for cell, parts in left:
+            keep(cell, parts, now(), Measured(State.FAILED, {}, (), failure, {}, (), ()), up)
+
+    if missing is not None:
+        give_up(missing, todo.pending, None)
+        return
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    run.event("server_started", server=todo.server)
+    try:
+        up = bring_up(
+            todo.engine,
+            todo.launch,
+            supervisor,
+            run=run,
+            owner=inventory.campaign,
+            tell=tell,
+            known_answer=todo.model.known_answer if todo.model else None,
+            headers=headers,
+        )
+    except StartFailed as error:
+        run.event("server_died", server=todo.server, why=error.failure.summary)
+        tell("server_failed", server=todo.server, failure=error.failure)
+        give_up(error.failure, todo.pending, None)
+        return
+    run.event("server_ready", server=todo.server, ready_s=round(up.ready_s, 3))
+    tell("ready", server=todo.server, ready_s=up.ready_s, identity=up.identity)
+
+    def load(job: Mapping[str, Any]) -> LoadResult:
+        return run_load(target.transport, job)
+
+    left = list(todo.pending)
+    try:
+        while left:
+            cell, parts = left[0]
+            began = now()
+            tell("measuring", cell=cell.id)
+            what = measure(cell, up, supervisor, load, api_key=api_key, unstable_above=plan.unstable_above)
+            record = keep(cell, parts, began, what, up)
+            left.pop(0)
+            if record.failure is not None and record.failure.kind in {"server_died", "machine_away"}:
+                run.event("server_died", server=todo.server, why=record.failure.summary)
+                tell("server_failed", server=todo.server, failure=record.failure)
+                give_up(replace(record.failure, summary=f"not measured: {record.failure.summary}"), left, up)
+                return
+    finally:
+        take_down(up, supervisor)
+        run.event("server_stopped", server=todo.server)
+
+
+def _missing_model(launch: Launch, survey: Mapping[str, Any]) -> Failure | None:
+    for path in (launch.model, launch.draft):
+        error = survey["models"].get(path or "", {}).get("error")
+        if error:
+            return Failure("no_model", f"{launch.name}: {error}", advice="`gpuctl stage` brings a model to its place")
+    return None
+
+
+def _api_key(server: Server) -> str | None:
+    if server.api_key_file is None:
+        return None
+    try:
+        return Path(server.api_key_file).expanduser().read_text().strip()
+    except OSError as error:
+        raise BenchError(f"{server.api_key_file}: {error.strerror} (api_key_file)") from error

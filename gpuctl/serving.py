@@ -1,0 +1,276 @@
+"""One server from its configuration to "it answers, and it is the one we started", and down again."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, TextIO
+
+from gpuctl.engines import Identity, Launch
+from gpuctl.records import Failure
+from gpuctl.store import Run
+from gpuctl.supervision import Processes, SupervisionError, UnitState, Watch
+
+Tell = Callable[..., None]  # tell(event, **facts): progress for whoever watches, and the event log
+
+HANG_AFTER_S = 300.0  # no log line, no reading, no computing for so long while starting: it hangs
+
+
+class StartFailed(Exception):
+    """The server did not come up; `failure` says why, as it goes into the records of its cells."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.summary)
+        self.failure = failure
+
+
+@dataclass
+class Up:
+    """A server that answers."""
+
+    launch: Launch
+    engine: ModuleType
+    unit: str
+    identity: Identity
+    model_id: str | None  # what a request has to name
+    ready_s: float
+    state: UnitState | None = None  # None: somebody else's
+    watch: Watch | None = None
+    log: str | None = None  # its file, relative to the run folder
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def died(self, wait_s: float = 0.0) -> Failure | None:
+        """The failure, when the server has ended."""
+        if self.watch is None or not self.watch.ended.wait(wait_s):
+            return None
+        if self.watch.lost is not None:
+            return Failure("machine_away", f"lost sight of {self.unit}: {self.watch.lost}")
+        return ended("server_died", f"{self.unit} died while it was measured", self.watch)
+
+    def as_json(self) -> dict[str, Any]:
+        known = self.identity
+        return {
+            "unit": self.unit,
+            "pid": self.state.pid if self.state else None,
+            "start": self.state.start if self.state else None,
+            "url": self.launch.base_url,
+            "model_id": self.model_id,
+            "model_path": known.model_path,
+            "version": known.version,
+            "context": known.context,
+            "requests_at_once": known.requests_at_once,
+            "kv_tokens": known.kv_tokens,
+            "ready_s": round(self.ready_s, 3),
+            "log": self.log,
+            **known.facts,
+            **self.facts,
+        }
+
+
+def ended(kind: str, what: str, watch: Watch) -> Failure:
+    """A failure out of how a server ended: exit status, signal, last log lines."""
+    end = watch.exit or {}
+    status, signal = end.get("status"), end.get("signal")
+    how = f"killed by {signal}" if signal else f"exit status {status}" if status is not None else str(end.get("why"))
+    tail = tuple(line for line in list(watch.log_tail)[-12:] if line.strip())
+    return Failure(kind, f"{what}: {how}", tail, exit_status=status, signal=signal)
+
+
+def unit_name(server: str) -> str:
+    return f"gpuctl-{server}"
+
+
+def bring_up(
+    engine: ModuleType,
+    launch: Launch,
+    supervisor: Processes,
+    *,
+    run: Run,
+    owner: str,
+    tell: Tell,
+    known_answer: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
+    diagnose: Callable[[Failure, Watch], Failure] = lambda failure, _watch: failure,
+) -> Up:
+    """Starts the server, follows its log to readiness, and makes sure who answers. Raises StartFailed."""
+    began = time.monotonic()
+    unit = unit_name(launch.name)
+    if launch.server.url:
+        up = Up(launch, engine, unit, Identity(), None, 0.0)
+        _identify(up, supervisor, headers)
+        _answer(up, supervisor, known_answer or {}, headers)
+        return up
+    port = launch.server.port
+    _, listening = supervisor.status([port])
+    if port in listening:
+        who = listening[port]
+        name = f"pid {who.pid}: {who.command}" if who.pid else "a process of another user"
+        raise StartFailed(
+            Failure("port_in_use", f"port {port} is in use by {name}", advice="stop it, or change `port`")
+        )
+    argv, env = engine.argv(launch), {**engine.environment(launch), **_texts(launch.server.env)}
+    path = run.log_path(launch.name)
+    log = path.open("w", encoding="utf-8")
+    log.write(f"# {json.dumps(argv)}\n")
+    stages = _Stages(engine, tell, launch.name, log)
+    try:
+        state = supervisor.start(unit, argv, env=env, owner=owner, secrets=launch.server.secrets)
+    except SupervisionError as error:
+        log.close()
+        raise StartFailed(Failure("start_failed", f"{launch.name} could not be started: {error}")) from None
+    watch = supervisor.watch(unit, [launch.base_url + path for path in engine.HEALTH], stages.take)
+    up = Up(launch, engine, unit, Identity(), None, 0.0, state, watch, str(path.relative_to(run.folder)))
+    try:
+        _wait_ready(up, stages, began)
+        up.ready_s = time.monotonic() - began
+        _identify(up, supervisor, headers)
+        _, listening = supervisor.status([port])
+        if port not in listening or not supervisor.owns(listening[port], unit):
+            who = listening.get(port)
+            raise StartFailed(
+                Failure(
+                    "wrong_identity", f"port {port} is answered by another process: {who.command if who else 'none'}"
+                )
+            )
+        _answer(up, supervisor, known_answer or {}, headers)
+    except BaseException as error:
+        take_down(up, supervisor)
+        if isinstance(error, StartFailed):
+            raise StartFailed(diagnose(error.failure, watch)) from None
+        raise
+    return up
+
+
+def take_down(up: Up, supervisor: Processes) -> UnitState | None:
+    """Stops the server and everything it started. Leaves somebody else's alone."""
+    if up.state is None:
+        return None
+    try:
+        return supervisor.stop(up.unit)
+    finally:
+        if up.watch is not None:
+            up.watch.ended.wait(2)
+            up.watch.close()
+
+
+def _texts(values: Mapping[str, Any]) -> dict[str, str]:
+    return {key: ("1" if value is True else "0" if value is False else str(value)) for key, value in values.items()}
+
+
+class _Stages:
+    """Writes the log, and tells each stage of the start once."""
+
+    def __init__(self, engine: ModuleType, tell: Tell, server: str, log: TextIO) -> None:
+        self.engine, self.tell, self.server, self.log = engine, tell, server, log
+        self.reached = -1
+        self._rest = ""
+
+    @property
+    def name(self) -> str:
+        return str(self.engine.STAGES[self.reached][0]) if self.reached >= 0 else "starting"
+
+    def take(self, text: str) -> None:
+        self.log.write(text)
+        self.log.flush()
+        *lines, self._rest = (self._rest + text).split("\n")
+        if self.reached + 1 >= len(self.engine.STAGES):
+            return
+        for line in lines:
+            for index in range(self.reached + 1, len(self.engine.STAGES)):
+                name, pattern = self.engine.STAGES[index]
+                if pattern.search(line):
+                    self.reached = index
+                    self.tell("stage", server=self.server, stage=name)
+                    break
+
+
+def _wait_ready(up: Up, stages: _Stages, began: float) -> None:
+    watch, server = up.watch, up.launch.server
+    assert watch is not None
+    while not watch.ready.wait(0.05):
+        if watch.ended.is_set():
+            if watch.lost is not None:
+                raise StartFailed(Failure("machine_away", f"lost sight of {up.unit}: {watch.lost}"))
+            raise StartFailed(ended("start_failed", f"{up.launch.name} died while {stages.name}", watch))
+        waited, quiet = time.monotonic() - began, time.monotonic() - watch.progress_at
+        tail = tuple(line for line in list(watch.log_tail)[-12:] if line.strip())
+        if quiet > HANG_AFTER_S:
+            what = (
+                f"{up.launch.name} hangs while {stages.name}: no log line, no reading, no computing for {quiet:.0f} s"
+            )
+            raise StartFailed(Failure("hang", what, tail))
+        if waited > server.ready_within_s:
+            what = f"{up.launch.name} was not ready within {server.ready_within_s:g} s; it was {stages.name}"
+            raise StartFailed(Failure("timeout", f"{what}, /health answered {watch.health}", tail))
+
+
+def _identify(up: Up, supervisor: Processes, headers: Mapping[str, str] | None) -> None:
+    """Asks who answers, and compares with what was started."""
+    launch, engine = up.launch, up.engine
+    answers = supervisor.ask(
+        [{"url": launch.base_url + path, "headers": dict(headers or {}), "timeout_s": 10} for path in engine.IDENTITY]
+    )
+    if all("error" in answer for answer in answers):
+        raise StartFailed(
+            Failure(
+                "unreachable",
+                f"{launch.base_url} does not answer: {answers[0]['error']}",
+                advice="is the server running, and the address right?",
+            )
+        )
+    found = {}
+    for path, answer in zip(engine.IDENTITY, answers, strict=True):
+        if answer.get("status") == 200:
+            try:
+                found[path] = json.loads(answer["body"])
+            except ValueError:
+                continue
+    if not found:
+        seen = ", ".join(
+            f"{p}: {a.get('status') or a.get('error')}" for p, a in zip(engine.IDENTITY, answers, strict=True)
+        )
+        raise StartFailed(Failure("wrong_identity", f"{launch.base_url} does not say who it is ({seen})"))
+    up.identity = engine.identity(found)
+    wanted = {launch.model, str(launch.server.flags.get("served-model-name")), str(launch.server.flags.get("alias"))}
+    served = {up.identity.model_path, *up.identity.models} - {None}
+    if launch.model and served and not served & wanted:
+        raise StartFailed(
+            Failure("wrong_identity", f"{launch.base_url} serves {', '.join(map(str, served))}, not {launch.model}")
+        )
+    up.model_id = up.identity.models[0] if up.identity.models else launch.model
+
+
+def _answer(up: Up, supervisor: Processes, known_answer: Mapping[str, str], headers: Mapping[str, str] | None) -> None:
+    """A server can be healthy and talk nonsense: it has to answer, and rightly where the right answer is known."""
+    for prompt, expected in (dict(known_answer) or {"The capital of France is": ""}).items():
+        body = {"model": up.model_id, "prompt": prompt, "max_tokens": 16, "temperature": 0}
+        (answer,) = supervisor.ask(
+            [
+                {
+                    "method": "POST",
+                    "url": up.launch.base_url + "/v1/completions",
+                    "body": body,
+                    "headers": dict(headers or {}),
+                    "timeout_s": 120,
+                }
+            ]
+        )
+        if answer.get("status") != 200:
+            said = str(answer.get("body") or answer.get("error"))[:300]
+            raise StartFailed(Failure("wrong_answer", f"{prompt!r} was answered with {answer.get('status')}: {said}"))
+        try:
+            reply = json.loads(answer["body"])
+            text, tokens = reply["choices"][0]["text"], reply["usage"]["completion_tokens"]
+        except (ValueError, KeyError, IndexError, TypeError):
+            raise StartFailed(
+                Failure("wrong_answer", f"{prompt!r} was not answered as OpenAI's API does: {answer['body'][:200]!r}")
+            ) from None
+        if not tokens or expected not in text:
+            wanted = f", not with {expected!r}" if expected else ""
+            raise StartFailed(
+                Failure("wrong_answer", f"{prompt!r} was answered with {text!r} ({tokens} tokens){wanted}",
+                        advice="the server is healthy and talks nonsense: kernel, quantisation or weights")
+            )  # fmt: skip
