@@ -20,14 +20,14 @@ from gpuctl import plugins
 from gpuctl.cells import Cell
 from gpuctl.config import Inventory, Model, PhasePlan, Server
 from gpuctl.engines import Launch
-from gpuctl.load import LoadResult
+from gpuctl.load import Result
 from gpuctl.load import load as run_load
 from gpuctl.measuring import Measured, measure
 from gpuctl.records import MEASURED, Failure, Record, State
 from gpuctl.serving import StartFailed, Tell, Up, bring_up, take_down
 from gpuctl.store import Run, now
 from gpuctl.supervision import Processes
-from gpuctl.transport import AGENTS, Transport, agent
+from gpuctl.transport import AGENTS, Local, Transport, agent
 
 
 class BenchError(Exception):
@@ -71,10 +71,11 @@ class _Todo:
     model: Model | None
 
 
-def local_target(name: str = "local") -> Target:
-    from gpuctl.transport import Local
-
-    return Target(name, Local(name), sys.executable, Path.cwd())
+def target(inventory: Inventory, name: str) -> Target:
+    """The machine of that name in the inventory's hosts.yml. Raises BenchError."""
+    if name == "local":
+        return Target(name, Local(name), sys.executable, Path.cwd())
+    raise BenchError(f"{inventory.folder}/hosts.yml: no box {name!r}")
 
 
 def bench(
@@ -89,11 +90,11 @@ def bench(
         raise BenchError(f"{phase}: no cell of it is named by {' '.join(options.only)}")
     outcome = Outcome()
     if not options.check:
-        run.put("campaign.json", _campaign(inventory, plan, by_server))
         _stop_orphans(supervisor, inventory.campaign, run, tell)
     tell("phase", phase=plan.name, title=plan.title, servers=len(by_server), cells=sum(map(len, by_server.values())))
     launches = {name: _launch(inventory, name, target) for name in by_server}
     if not options.check:
+        run.put("campaign.json", _campaign(inventory, launches))
         _make_models(inventory, launches, tell)
     survey = _survey(target, launches, inventory)
     todos = []
@@ -113,11 +114,19 @@ def _agent_python(target: Target) -> str:
     return target.python if target.base is not None else "python3"
 
 
-def _campaign(inventory: Inventory, plan: PhasePlan, by_server: Mapping[str, list[Cell]]) -> dict[str, Any]:
-    """What was asked, for whoever reads the folder later."""
+def _campaign(inventory: Inventory, launches: Mapping[str, Launch]) -> dict[str, Any]:
+    """What was asked, for whoever reads the folder later. Environments stay out: a person may put secrets there."""
+    servers: dict[str, dict[str, Any]] = {}
+    for phase in inventory.phases.values():
+        for name in phase.servers:
+            server = inventory.server(name)
+            servers[name] = {"engine": server.engine, "model": server.model, "title": server.title}
+            if name in launches:
+                engine = plugins.get("engines", server.engine)
+                servers[name]["argv"] = list(engine.argv(launches[name])) or [server.url]
     return {
         "schema": "gpuctl.campaign/1",
-        "campaign": inventory.campaign,
+        "name": inventory.campaign,
         "inventory": str(inventory.folder),
         "phases": {
             name: {
@@ -132,11 +141,7 @@ def _campaign(inventory: Inventory, plan: PhasePlan, by_server: Mapping[str, lis
             }
             for name, phase in inventory.phases.items()
         },
-        "servers": {
-            name: inventory.server(name).model_dump(exclude_defaults=True)
-            for phase in inventory.phases.values()
-            for name in phase.servers
-        },
+        "servers": servers,
     }
 
 
@@ -226,7 +231,7 @@ def fingerprint(cell: Cell, launch: Launch, engine: ModuleType, survey: Mapping[
         "environment": {k: str(v) for k, v in {**engine.environment(launch), **server.env}.items()},
         "machine": machine,
         "workload": cell.definition(),
-        "load agent": LOAD_VERSION,
+        "load_agent": LOAD_VERSION,
     }
 
 
@@ -331,8 +336,8 @@ def _serve_and_measure(
     run.event("server_ready", server=todo.server, ready_s=round(up.ready_s, 3))
     tell("ready", server=todo.server, ready_s=up.ready_s, identity=up.identity)
 
-    def load(job: Mapping[str, Any]) -> LoadResult:
-        return run_load(target.transport, job)
+    def load(job: Mapping[str, Any]) -> Result:
+        return run_load(target.transport, job, python=_agent_python(target))
 
     left = list(todo.pending)
     try:

@@ -8,13 +8,13 @@ from typing import Any
 
 from gpuctl import metrics
 from gpuctl.cells import Cell
-from gpuctl.load import LoadError, LoadResult
+from gpuctl.load import LoadError, Result
 from gpuctl.records import Estimate, Failure, State, estimate
 from gpuctl.serving import Up
 from gpuctl.supervision import Processes, SupervisionError
 from gpuctl.transport import TransportError
 
-Load = Callable[[Mapping[str, Any]], LoadResult]  # runs a job of agent/load.py beside the server
+Load = Callable[[Mapping[str, Any]], Result]  # runs a job of agent/load.py beside the server
 
 WARM_UP_TOKENS = 32
 LENGTH_TOLERANCE = 0.02  # of the prompt tokens that were asked for: a context of 82k measured as 128k is a wrong number
@@ -63,10 +63,11 @@ def measure(
             result = load(_job(cell, up, rep, words, api_key))
             raw += [{"rep": rep, **line} for line in result.requests]
             _check(result, cell, up)
-            values = metrics.repetition(result.requests, result.summary)
-            reps.append({"n": rep, "requests": len(result.requests), "failed": 0, "metrics": values})
+            repetition = metrics.repetition(result.requests, result.summary)
+            reps.append({"n": rep, **repetition.as_json()})
+            notes += [note for note in repetition.notes if note not in notes]
             summaries.append(result.summary)
-            on_rep(rep, values)
+            on_rep(rep, repetition.metrics)
     except CellFailed as error:
         failure = up.died(wait_s=1.0) if error.failure.kind == "request_failed" else None
         return Measured(State.FAILED, {}, tuple(reps), failure or error.failure, {}, tuple(notes), tuple(raw))
@@ -128,7 +129,7 @@ def _job(cell: Cell, up: Up, rep: int, words: int, api_key: str | None, *, warm_
     }
 
 
-def _check(result: LoadResult, cell: Cell, up: Up, *, warm_up: bool = False) -> None:
+def _check(result: Result, cell: Cell, up: Up, *, warm_up: bool = False) -> None:
     """Raises CellFailed unless every request was answered, at its length."""
     point = cell.point
     failed = [line for line in result.requests if line.get("error")]
@@ -164,8 +165,8 @@ def _words_for(cell: Cell, up: Up, supervisor: Processes, load: Load, api_key: s
     wanted = cell.point.prompt_tokens
     if not wanted:
         return 0
-    words = wanted // 2 if wanted < 2000 else 1000
-    for _ in range(4):
+    words = max(8, min(wanted // 16, 1000))  # few at first: a tokenizer may give a token a byte
+    for _ in range(5):
         job = _job(cell, up, -2 - words, words, api_key)
         job["requests"] = [{**job["requests"][0], "max_tokens": 1}]
         result = load(job)

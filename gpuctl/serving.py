@@ -106,8 +106,8 @@ def bring_up(
     port = launch.server.port
     _, listening = supervisor.status([port])
     if port in listening:
-        who = listening[port]
-        name = f"pid {who.pid}: {who.command}" if who.pid else "a process of another user"
+        taken = listening[port]
+        name = f"pid {taken.pid}: {taken.command}" if taken.pid else "a process of another user"
         raise StartFailed(
             Failure("port_in_use", f"port {port} is in use by {name}", advice="stop it, or change `port`")
         )
@@ -129,12 +129,8 @@ def bring_up(
         _identify(up, supervisor, headers)
         _, listening = supervisor.status([port])
         if port not in listening or not supervisor.owns(listening[port], unit):
-            who = listening.get(port)
-            raise StartFailed(
-                Failure(
-                    "wrong_identity", f"port {port} is answered by another process: {who.command if who else 'none'}"
-                )
-            )
+            other = listening[port].command if port in listening else "nobody"
+            raise StartFailed(Failure("wrong_identity", f"port {port} is answered by another process: {other}"))
         _answer(up, supervisor, known_answer or {}, headers)
     except BaseException as error:
         take_down(up, supervisor)

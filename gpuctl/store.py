@@ -164,8 +164,8 @@ class Run:
         if lines:
             write(path.with_suffix(".raw.jsonl"), lines.encode())
         else:
-            with contextlib.suppress(FileNotFoundError), _explained(path):
-                path.with_suffix(".raw.jsonl").unlink()
+            with _explained(path):
+                path.with_suffix(".raw.jsonl").unlink(missing_ok=True)
         write(path, (json.dumps(record.as_json(), indent=1) + "\n").encode())
 
     def load(self, cell: CellId) -> Record | None:

@@ -22,9 +22,9 @@ def write(path: Path) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     random = np.random.RandomState(SEED)
 
-    def tensor(*shape: int) -> np.ndarray:
-        """Uniform in [-1/8, 1/8), in steps of 2^-10: exact in float16 and float32."""
-        return (random.randint(-128, 128, shape) / 1024).astype(np.float32)
+    def tensor(*shape: int, scale: float = 1.0) -> np.ndarray:
+        """Uniform in [-1/8, 1/8) * scale, in steps of a power of two: exact in float16 and float32."""
+        return (random.randint(-128, 128, shape) * scale / 1024).astype(np.float32)
 
     # One token a byte, as a sentencepiece vocabulary with byte tokens: any text in any language is one token a byte.
     tokens = [b"<unk>", b"<s>", b"</s>"] + [f"<0x{byte:02X}>".encode() for byte in range(256)]
@@ -62,7 +62,8 @@ def write(path: Path) -> None:
             writer.add_tensor(f"{name}.attn_q.weight", tensor(WIDTH, WIDTH))
             writer.add_tensor(f"{name}.attn_k.weight", tensor(kv_width, WIDTH))
             writer.add_tensor(f"{name}.attn_v.weight", tensor(kv_width, WIDTH))
-            writer.add_tensor(f"{name}.attn_output.weight", tensor(WIDTH, WIDTH))
+            # what was said before matters little: the text soon repeats itself, as n-gram speculation likes it
+            writer.add_tensor(f"{name}.attn_output.weight", tensor(WIDTH, WIDTH, scale=1 / 64))
             writer.add_tensor(f"{name}.ffn_norm.weight", np.ones(WIDTH, np.float32))
             writer.add_tensor(f"{name}.ffn_gate.weight", tensor(FEED_FORWARD, WIDTH))
             writer.add_tensor(f"{name}.ffn_up.weight", tensor(FEED_FORWARD, WIDTH))

@@ -37,6 +37,9 @@ def parser():
     p.add_argument("-md", "--model-draft", "--spec-draft-model")
     p.add_argument("--spec-type", choices=sorted(SPECULATION), default="none")
     p.add_argument("--spec-draft-n-max", type=int)
+    for kind in ("simple", "map-k", "map-k4v"):
+        for size in ("size-n", "size-m", "min-hits"):
+            p.add_argument("--spec-ngram-%s-%s" % (kind, size), type=int)
     return p
 
 
@@ -79,6 +82,11 @@ def main():
         kind = kind if kind != "none" else "draft-simple"
     if args.spec_draft_n_max:
         params.speculative.draft.n_max = args.spec_draft_n_max
+    for kind_of, field in (("simple", "ngram_simple"), ("map_k", "ngram_map_k"), ("map_k4v", "ngram_map_k4v")):
+        for size in ("size_n", "size_m", "min_hits"):
+            value = getattr(args, "spec_ngram_%s_%s" % (kind_of, size))
+            if value is not None:
+                setattr(getattr(params.speculative, field), size, value)
     name = "COMMON_SPECULATIVE_TYPE_" + SPECULATION[kind]
     params.speculative.types = [getattr(xllamacpp.common_speculative_type, name)]
     server = xllamacpp.Server(params)

@@ -22,14 +22,24 @@ PROMPTS = {
     "haiku": "Write haiku about the four seasons, one after another, each followed by a sentence on its picture.",
 }
 
-# Short, common words: most tokenizers give one token each, so lengths come out close before they are calibrated.
+# Common words of five letters: most tokenizers give one token each, and one that works on bytes gives six, so that
+# equally many words have equally many tokens whatever the seed.
 _WORDS = (
-    "time year people way day man thing woman life child world school state family student group country problem hand "
-    "part place case week company system program question work government number night point home water room mother "
-    "area money story fact month lot right study book eye job word business issue side kind head house service friend "
-    "father power hour game line end member law car city community name president team minute idea body information "
-    "back parent face others level office door health person art war history party result change morning reason "
-    "research girl guy moment air teacher force education"
+    "about above after again alone along among angle apple beach began being below black blood board bread break "
+    "bring broad broke brown build carry catch cause chair chart chief child class clean clear climb clock close "
+    "cloud coast color could count court cover cross crowd dance death dream dress drink drive early earth eight "
+    "empty enemy enjoy enter equal event every exact field fight final first floor force forty found frame fresh "
+    "front fruit glass grand grass great green group grown guess happy heart heavy horse hotel house human joint "
+    "judge large later laugh learn leave level light limit local lower lucky lunch major match maybe metal might "
+    "model money month mouth music never night noise north ocean offer often order other outer owner paint paper "
+    "party peace phone piece pilot place plain plane plant plate point pound power press price pride prime prove "
+    "queen quick quiet quite radio raise reach ready right river rough round royal scale scene score seven shape "
+    "share sharp sheet shirt shoot short shown sight since skill sleep small smile solid solve sound south space "
+    "speak speed spend sport staff stage stand start state steel stick still stock stone store storm story study "
+    "style sugar sweet table taste teach thank their there thick thing think third those three throw title today "
+    "total touch tower track trade train treat trial truck trust truth twice uncle under union until upper usual "
+    "value video visit voice waste watch water wheel where which while white whole woman world worry would write "
+    "wrong young"
 ).split()
 
 

@@ -1,0 +1,72 @@
+"""The command line: parse, call one verb, print, exit code. One file a verb; the file name is the verb.
+
+Exit codes: 0 well, 1 findings or failed cells, 2 usage or configuration, 3 could not tell (unreachable, unreadable),
+4 interrupted, the same command goes on. Results go to stdout, progress to stderr.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from typing import Any
+
+import click
+
+from gpuctl import __version__
+
+WELL, FINDINGS, USAGE, UNKNOWN, INTERRUPTED = 0, 1, 2, 3, 4
+
+
+class _Verbs(click.Group):
+    """Finds verbs in this folder, and imports the one that is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(found.name for found in pkgutil.iter_modules(__path__) if not found.name.startswith("_"))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        command: click.Command = importlib.import_module(f"gpuctl.cli.{cmd_name}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError:
+            import difflib
+
+            close = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+            if close:
+                raise click.UsageError(f"No such command {args[0]!r}; did you mean {close[0]!r}?", ctx) from None
+            raise
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="gpuctl")
+def gpuctl() -> None:
+    """Finds why CUDA does not start, brings a rebooted GPU box back to serving, and measures LLM servers.
+
+    \b
+    CUDA is dead after a reboot:    gpuctl doctor
+    Measure servers, unattended:    gpuctl bench PHASE
+    Try it here, without a GPU:     gpuctl bench demo
+    """
+
+
+def main(args: list[str] | None = None) -> None:
+    """The program. Mistakes of the user are one line each, and never a traceback."""
+    from gpuctl.cli._console import explain
+
+    try:
+        code: Any = gpuctl.main(args=args, prog_name="gpuctl", standalone_mode=False)
+    except click.exceptions.Exit as error:
+        code = error.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = USAGE
+    except BaseException as error:  # noqa: BLE001 - told as one line, or raised again
+        code = explain(error)
+    sys.exit(code or 0)

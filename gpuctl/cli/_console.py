@@ -1,0 +1,81 @@
+"""Printing: results to stdout, progress and errors to stderr, one JSON document with --json."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from typing import Any
+
+import click
+
+VERBOSE = "GPUCTL_TRACEBACK"  # set it to see where an error comes from
+
+
+def say(text: str = "") -> None:
+    """A line of progress."""
+    click.echo(text, err=True)
+
+
+def out(text: str = "", *, newline: bool = True) -> None:
+    """A line of the result."""
+    click.echo(text, nl=newline)
+
+
+def document(value: Any) -> None:
+    """The one JSON document of --json."""
+    click.echo(json.dumps(value, indent=1, default=str))
+
+
+def colour(stream: Any = sys.stdout) -> bool:
+    """Whether colours are welcome (https://no-color.org)."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and stream.isatty()
+
+
+def explain(error: BaseException) -> int:
+    """One line for an error, and its exit code. Raises what is a fault of ours."""
+    from gpuctl.cli import INTERRUPTED, UNKNOWN, USAGE
+
+    if os.environ.get(VERBOSE):
+        raise error
+    if isinstance(error, KeyboardInterrupt | click.exceptions.Abort):
+        say("interrupted; the same command goes on where it stopped")
+        return INTERRUPTED
+    if isinstance(error, SystemExit):
+        return int(error.code or 0)
+    if isinstance(error, BrokenPipeError):
+        # whoever read our output has gone: what is left of it goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    name = type(error).__name__
+    if mistakes := getattr(error, "mistakes", None):
+        for mistake in mistakes:
+            say(f"gpuctl: {mistake}")
+        return USAGE
+    if _is(error, "gpuctl.transport", "TransportError") or _is(error, "gpuctl.supervision", "SupervisionError"):
+        say(f"gpuctl: {error}")
+        return UNKNOWN
+    if _is(error, "gpuctl.store", "StoreError"):
+        say(f"gpuctl: {error}")
+        return INTERRUPTED if getattr(error, "full", False) else USAGE
+    if isinstance(error, OSError) and error.errno in (
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.EACCES,
+        errno.ENOENT,
+    ):
+        say(f"gpuctl: {error.filename or 'a file'}: {error.strerror}")
+        return INTERRUPTED if error.errno in (errno.ENOSPC, errno.EDQUOT) else USAGE
+    if type(error).__module__.startswith("gpuctl."):
+        say(f"gpuctl: {error}")
+        return USAGE
+    say(f"gpuctl: a fault of gpuctl itself: {name}: {error}; {VERBOSE}=1 shows where")
+    return UNKNOWN
+
+
+def _is(error: BaseException, module: str, name: str) -> bool:
+    """isinstance without importing the module: whoever raised it has imported it."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(error, kind)

@@ -1,0 +1,59 @@
+"""Options that several verbs share, and the inventory they name."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from gpuctl.config import Inventory
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+inventory_option = click.option(
+    "-i",
+    "--inventory",
+    "inventory",
+    metavar="DIR",
+    default=lambda: os.environ.get("GPUCTL_INVENTORY", "local"),
+    show_default="local, or $GPUCTL_INVENTORY",
+    help="Folder with hosts.yml, models.yml, servers.yml, phases.yml; or its name under inventory/.",
+)
+target_option = click.option("-t", "--target", metavar="BOX", help="The box; a phase may name its own.")
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+check_option = click.option("--check", is_flag=True, help="Change nothing; show what would change.")
+yes_option = click.option("--yes", is_flag=True, help="Ask no question.")
+runs_option = click.option(
+    "--runs", metavar="DIR", default="runs", show_default=True, type=click.Path(path_type=Path), help="Where runs lie."
+)
+
+
+def options(*several: Callable[[F], F]) -> Callable[[F], F]:
+    """Several options as one decorator, shown in this order."""
+    return lambda function: functools.reduce(lambda f, option: option(f), reversed(several), function)
+
+
+def folder(name: str) -> Path:
+    """The inventory folder of that name: a path, or a folder under inventory/ here or as shipped."""
+    given = Path(name)
+    if given.is_dir() or os.sep in name:
+        return given
+    from gpuctl.assets import asset
+
+    for place in (Path("inventory") / name, asset("inventory") / name):
+        if place.is_dir():
+            return place
+    return Path("inventory") / name
+
+
+def load_inventory(name: str) -> Inventory:
+    """The inventory, checked. Raises ConfigError."""
+    from gpuctl import config, plugins
+
+    workloads = {workload: plugins.get("workloads", workload).Parameters for workload in plugins.names("workloads")}
+    return config.load(folder(name), engines=plugins.names("engines"), workloads=workloads)

@@ -1,0 +1,211 @@
+"""`gpuctl bench PHASE`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpuctl.cli import FINDINGS, INTERRUPTED, WELL
+from gpuctl.cli._console import document, out, say
+from gpuctl.cli._options import (
+    check_option,
+    inventory_option,
+    json_option,
+    load_inventory,
+    options,
+    runs_option,
+    target_option,
+)
+
+if TYPE_CHECKING:
+    from gpuctl.bench import Outcome
+    from gpuctl.records import CellId, Record
+    from gpuctl.store import Run
+
+
+@click.command("bench", short_help="deploy each server of a phase and measure it; goes on by itself")
+@click.argument("phase")
+@options(inventory_option, target_option, runs_option, check_option, json_option)
+@click.option("--fresh", is_flag=True, help="Measure every cell again.")
+@click.option("--retry-failed", is_flag=True, help="Try cells again that failed before.")
+@click.option("--only", metavar="GLOB", multiple=True, help="Servers, or server/workload/point. May be repeated.")
+@click.option("--run", "run_name", metavar="NAME", help="Name of the run folder. [default: the inventory's campaign]")
+def command(
+    phase: str,
+    inventory: str,
+    target: str | None,
+    runs: Path,
+    check: bool,
+    as_json: bool,
+    fresh: bool,
+    retry_failed: bool,
+    only: tuple[str, ...],
+    run_name: str | None,
+) -> int:
+    """Deploys each server of PHASE as a unit and measures its cells: one server under one point of a workload.
+
+    What is measured already is left out as long as nothing that could change it has changed. After Ctrl-C, a crash or a
+    reboot the same command goes on where it stopped.
+    """
+    from gpuctl import bench as verb
+    from gpuctl.store import Run
+
+    known = load_inventory(inventory)
+    chosen = verb.Options(fresh=fresh, retry_failed=retry_failed, only=only, check=check)
+    box = target or known.phase(phase).target or "local"
+    machine = verb.target(known, box)
+    run = Run(runs / (run_name or known.campaign))
+    console = _Console(run, known.phase(phase).baseline, quiet=as_json)
+    if check:
+        outcome = verb.bench(known, phase, machine, run, console.tell, chosen)
+        _show_check(outcome, as_json)
+        return WELL
+    with run:
+        try:
+            outcome = verb.bench(known, phase, machine, run, console.tell, chosen)
+        except KeyboardInterrupt:
+            run.event("run_interrupted", phase=phase)
+            say(f"\ninterrupted; the same command goes on: {_again()}")
+            return INTERRUPTED
+    _report(run)
+    if as_json:
+        document(_as_json(outcome, run))
+    else:
+        _conclude(outcome, run, phase)
+    return FINDINGS if outcome.failed else WELL
+
+
+class _Console:
+    """Prints what happens in the style of the campaign's tables."""
+
+    def __init__(self, run: Run, baseline: str | None, *, quiet: bool) -> None:
+        self.run, self.baseline, self.quiet = run, baseline, quiet
+        self.group: tuple[Any, ...] | None = None
+        self.print = say if quiet else out
+        self.live = sys.stderr.isatty() and not quiet
+
+    def tell(self, event: str, **facts: Any) -> None:
+        handler = getattr(self, f"on_{event}", None)
+        if handler is not None:
+            handler(**facts)
+
+    def on_phase(self, phase: str, title: str, servers: int, cells: int) -> None:
+        from gpuctl.reports.terminal import banner
+
+        self.print(banner(phase, title))
+
+    def on_model_made(self, path: str) -> None:
+        self.print(f"  wrote {path} (random weights)")
+
+    def on_orphan_stopped(self, unit: str, pid: int) -> None:
+        self.print(f"  stopped {unit} (pid {pid}), left running by an earlier run")
+
+    def on_skip(self, cell: CellId, why: str, record: Record) -> None:
+        from gpuctl.records import MEASURED
+        from gpuctl.reports.terminal import skip
+
+        name = f"{cell.server}/{cell.workload}/{cell.point}"
+        self.print(
+            skip(name, why) if record.state in MEASURED else f"  KEPT {name} ({why}; --retry-failed tries again)"
+        )
+
+    def on_pending(self, server: str, cells: int, why: str) -> None:
+        if why != "not measured yet":
+            self.print(f"  {server}: {cells} {'cell' if cells == 1 else 'cells'} again: {why}")
+
+    def on_server(self, server: str, title: str, engine: str, cells: int) -> None:
+        line = "=" * 64
+        self.print(f"{line}\n  {server}  {engine}  {title}\n{line}")
+        self.group = None
+
+    def on_stage(self, server: str, stage: str) -> None:
+        if self.live:
+            click.echo(f"\r\033[K  {stage} ...", err=True, nl=False)
+
+    def on_measuring(self, cell: CellId) -> None:
+        if self.live:
+            click.echo(f"\r\033[K  {cell.workload}/{cell.point} ...", err=True, nl=False)
+
+    def _clear(self) -> None:
+        if self.live:
+            click.echo("\r\033[K", err=True, nl=False)
+
+    def on_ready(self, server: str, ready_s: float, identity: Any) -> None:
+        self._clear()
+        self.print(f"  ready after {ready_s:.1f} s, identity and warm-up answer OK")
+
+    def on_server_failed(self, server: str, failure: Any) -> None:
+        self._clear()
+        self.print(f"  FAILED {failure.summary}")
+        for line in failure.evidence[-6:]:
+            self.print(f"    | {line}")
+        if failure.advice:
+            self.print(f"    {failure.advice}")
+
+    def on_cell(self, cell: CellId, record: Record) -> None:
+        from gpuctl.reports.terminal import group, line
+
+        self._clear()
+        mark = (cell.workload, record.parameters.get("max_tokens") if cell.workload == "decode" else None)
+        if mark != self.group:
+            self.group = mark
+            self.print(group(record))
+        against = None
+        if self.baseline and self.baseline != cell.server:
+            against = self.run.load(cell._replace(server=self.baseline))
+        self.print(line(record, against))
+
+
+def _report(run: Run) -> None:
+    """The report files of the run, rewritten after every bench."""
+    from gpuctl import report
+    from gpuctl.store import write
+
+    loaded = report.load_run(run.folder)
+    write(run.folder / "report" / "report.md", report.render(loaded, "markdown"))
+
+
+def _conclude(outcome: Outcome, run: Run, phase: str) -> None:
+    measured, kept, failed = len(outcome.done), len(outcome.kept), len(outcome.failed)
+    out()
+    out(f"{measured} measured, {kept} kept from before, {failed} failed; all of it lies in {run.folder}/")
+    out(f"report: {run.folder / 'report' / 'report.md'}, or: gpuctl report {run.folder}")
+    if failed:
+        out(f"the failed ones again: gpuctl bench {phase} --retry-failed")
+
+
+def _show_check(outcome: Outcome, as_json: bool) -> None:
+    if as_json:
+        document(
+            {
+                "schema": "gpuctl.bench-check/1",
+                "verdict": "pending" if outcome.pending else "complete",
+                "pending": [{"cell": str(cell.id), "why": why} for cell, why in outcome.pending],
+                "kept": [str(record.cell) for record in outcome.kept],
+                "failed": [str(record.cell) for record in outcome.failed],
+            }
+        )
+        return
+    for cell, why in outcome.pending:
+        out(f"  would measure {cell.id.server}/{cell.id.workload}/{cell.id.point} ({why})")
+    out(f"{len(outcome.pending)} to measure, {len(outcome.kept)} kept, {len(outcome.failed)} failed before")
+
+
+def _as_json(outcome: Outcome, run: Run) -> dict[str, Any]:
+    return {
+        "schema": "gpuctl.bench/1",
+        "verdict": "failed" if outcome.failed else "ok",
+        "run": str(run.folder),
+        "measured": [record.as_json() for record in outcome.done],
+        "kept": [record.as_json() for record in outcome.kept],
+        "failed": [record.as_json() for record in outcome.failed],
+    }
+
+
+def _again() -> str:
+    import shlex
+
+    return shlex.join(["gpuctl", *sys.argv[1:]])
