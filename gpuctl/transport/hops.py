@@ -90,8 +90,13 @@ def hop(said: Mapping[str, Sequence[str]]) -> Hop:
 
 
 def chain(arguments: Sequence[str], config: str | None) -> list[Hop]:
-    """The hops to a machine, the nearest first, the machine itself last. `arguments` as for ssh, without `-F`."""
+    """The hops to a machine, the nearest first, the machine itself last. `arguments` as for ssh."""
     base = ["-F", config] if config else []
+    for at, word in enumerate(arguments):
+        if word == "--":
+            break
+        if word.startswith("-F"):
+            base = ["-F", word[2:] or arguments[at + 1]]  # what OpenSSH hands on to the jump hosts
     return _chain([*base, *arguments], base, 0)
 
 
