@@ -251,7 +251,7 @@ def steady_window(rows: Sequence[Row], *, open_loop: bool = False) -> tuple[floa
         start, end = firsts[0], starts[-1]
     else:
         start = firsts[_peak(starts, ends) - 1]
-        end = next(t for t in ends if t >= starts[-1])
+        end = next((t for t in ends if t > starts[-1]), start)
     return (start, end) if end > start else None
 
 

@@ -261,6 +261,7 @@ class Answer:
         self.reasoning: list[str] = []
         self.events = 0
         self.done = False
+        self.whole = True  # the body did not end in the middle of an event
         self.error: Failure = None  # found inside the stream
 
     def read(self, body: Iterable[Piece]) -> Iterator[None]:
@@ -293,8 +294,7 @@ class Answer:
                 self._event(stamp, document)
             else:
                 self._odd(data)
-        if held:
-            self._odd(held)
+        self.whole = not held
 
     def _odd(self, data: bytes) -> None:
         if self.error is None:
@@ -385,8 +385,8 @@ def read_answer(framer: Framer, failure: Failure) -> Generator[None, None, tuple
         return answer, ("bad_response", "no event stream but %s: %s" % (kind, text or "nothing"))
     if not answer.done and answer.finish_reason is None:
         return answer, failure or ("cut", "the stream ended after %d events, without a finish_reason" % answer.events)
-    if failure and not answer.done:
-        return answer, failure
+    if not answer.done and (failure or not answer.whole):
+        return answer, failure or ("cut", "the stream ended in the middle of event %d" % answer.events)
     if not answer.stamps:
         return answer, ("empty", "no chunk had any content (finish_reason %s)" % answer.finish_reason)
     return answer, None
@@ -715,6 +715,16 @@ class Exchange:
         self.connection: Connection | None = None
         self.again = False  # sent a second time: the kept connection was closed under it
 
+    def take(self, stamp: int, data: bytes) -> bool:
+        """Keeps what was read; true when the answer ends with it. Raises BadAnswer.
+
+        In a chunked body only a piece that ends like its last line, or a fragment, can be the end: the rest waits.
+        """
+        self.pieces.append((stamp, data))
+        if self.framer.mode != "chunked" or len(data) < 4 or data.endswith(b"\r\n\r\n"):
+            self.advance()
+        return self.framer.ended
+
     def advance(self) -> None:
         """Feeds the pieces that came since to the framer. Raises BadAnswer."""
         pieces, self.pieces = self.pieces, []
@@ -958,19 +968,13 @@ class Load:
         if exchange is None:
             self._drop(connection)  # nothing was asked
             return
-        exchange.pieces.append((stamp, data))
         exchange.read_at = now
-        # In a chunked body only a piece that ends like this, or a fragment, can be the last one.
-        if exchange.framer.mode == "chunked" and len(data) > 3 and not data.endswith(b"\r\n\r\n"):
-            return
         try:
-            exchange.advance()
+            if exchange.take(stamp, data):
+                connection.used = True
+                self._end(exchange, None)
         except BadAnswer as error:
             self._broken(connection, ("bad_response", str(error)))
-            return
-        if exchange.framer.ended:
-            connection.used = True
-            self._end(exchange, None)
 
     def _closed(self, connection: Connection) -> None:
         exchange = connection.exchange
