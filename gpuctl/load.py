@@ -273,17 +273,17 @@ def table(document: Mapping[str, Any]) -> str:
         if name in metrics:
             unit = METRICS[name].unit
             number = f"{metrics[name]:.1%}" if name == "load_kept" else f"{metrics[name]:,.2f}"
-            source = f"   (from {sources[name]})" if name in sources else ""
-            out.append(f"{label:<28}{number:>12} {unit if unit != 'tokens' else ''}{source}".rstrip())
-    if "tokens" in sources:
-        out.append(f"{'tokens counted by':<28}{sources['tokens']:>12}")
+            source = f"(from {sources[name]})" if name in sources else ""
+            words = (number.rjust(12), "" if unit == "tokens" else unit, source)
+            out.append(f"{label:<28}" + " ".join(word for word in words if word))
     reasons = ", ".join(f"{name} {count}" for name, count in document["finish_reasons"].items())
-    if reasons:
-        out.append(f"{'answers ended by':<28}{reasons:>12}")
+    for label, text in (("tokens counted by", sources.get("tokens", "")), ("answers ended by", reasons)):
+        if text:
+            out.append(f"{label:<28}  {text.replace('_', ' ')}")
     lag = document["generator"].get("lag_ms")
     if lag:
         out.append(
-            f"{'generator':<28}{'':>1}lag {lag['p50']:.3f} ms p50, {lag['p99']:.3f} p99, {lag['max']:.3f} max;"
+            f"{'generator':<28}  lag {lag['p50']:.3f} ms p50, {lag['p99']:.3f} p99, {lag['max']:.3f} max;"
             f" ceiling {document['generator'].get('ceiling_reads_s') or 0:,} reads/s"
         )
     out += [f"note: {note}" for note in document["notes"]]

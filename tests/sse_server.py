@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -125,17 +126,20 @@ def _read(sock: socket.socket, held: bytearray, connection: int) -> Request | No
 
 
 @contextlib.contextmanager
-def serving(answer: Callable[[Request], Iterable[Step]], backlog: int = 256) -> Iterator[Server]:
+def serving(answer: Callable[[Request], Iterable[Step]], tls: ssl.SSLContext | None = None) -> Iterator[Server]:
     """Serves until the block is left. The list of models is answered by itself."""
-    listener = socket.create_server(("127.0.0.1", 0), backlog=backlog)
+    listener = socket.create_server(("127.0.0.1", 0), backlog=256)
     server = Server(listener.getsockname()[1])
     sockets: list[socket.socket] = []
     over = threading.Event()
 
     def handle(sock: socket.socket, number: int) -> None:
         held = bytearray()
-        with contextlib.suppress(OSError), sock:
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            stack.enter_context(sock)
+            if tls is not None:
+                sock = stack.enter_context(tls.wrap_socket(sock, server_side=True))
             while (request := _read(sock, held, number)) is not None:
                 if request.method == "GET":
                     steps: Iterable[Step] = plain("200 OK", MODELS)

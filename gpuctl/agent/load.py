@@ -404,7 +404,7 @@ def endpoint(url: Any, api: str | None = None) -> tuple[str, str, int, str, str,
     scheme, _, rest = url.partition("://")
     if scheme not in ("http", "https"):
         raise BadJob("url: %s is neither http nor https" % url)
-    match = re.fullmatch(r"(\[[0-9a-fA-F:.%]+\]|[^\s/:?#@\[\]]+)(?::(\d{1,5}))?(/[^\s?#]*)?", rest)
+    match = re.fullmatch(r"(\[[0-9a-fA-F:.%]+\]|[^\s/:?#@\[\]]+)(?::(\d{1,5}))?(/(?!/)[^\s?#]*)?", rest)
     if match is None or not all(" " < c < "\x7f" for c in rest):
         raise BadJob("url: %s is not like http://host:port" % url)
     host, port, path = match.group(1).strip("[]"), match.group(2), (match.group(3) or "").rstrip("/")
