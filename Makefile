@@ -3,7 +3,7 @@ PYTHON ?= python3
 V := .venv
 BIN := $(V)/bin
 
-.PHONY: help demo test check lint types contracts unit e2e golden perf build clean
+.PHONY: help demo test check lint types contracts unit e2e lab lab-down lab-test golden perf build clean
 
 help:            ## what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## ?/  make \1\t/' | expand -t 22
@@ -27,15 +27,24 @@ contracts: $(V)/ready
 	$(BIN)/lint-imports
 
 unit: $(V)/ready
-	$(BIN)/pytest -q --ignore=tests/e2e --ignore=tests/lab --ignore=tests/perf --ignore=tests/gpu
+	$(BIN)/pytest -q --ignore=tests/e2e --ignore=tests/perf --ignore=tests/gpu -m 'not lab'
 
 e2e: $(V)/ready  ## end to end, on this machine
 	$(BIN)/pytest -q tests/e2e
 
-test: check e2e  ## everything
+lab: $(V)/ready  ## two nodes and their guests on this machine, to break and heal (root, Debian); GPUCTL_LAB=NAME
+	@$(BIN)/python -m tests.lab up
+
+lab-down: $(V)/ready ## take them away
+	@$(BIN)/python -m tests.lab down
+
+lab-test: $(V)/ready ## what only the lab can show
+	$(BIN)/pytest -q -m lab tests
+
+test: check e2e lab-test  ## everything
 
 golden: $(V)/ready ## rewrite the golden files after a wanted change of output
-	$(BIN)/pytest -q --update-golden --ignore=tests/e2e --ignore=tests/lab --ignore=tests/perf --ignore=tests/gpu
+	$(BIN)/pytest -q --update-golden --ignore=tests/e2e --ignore=tests/perf --ignore=tests/gpu -m 'not lab'
 
 build: $(V)/ready ## wheel and sdist
 	$(BIN)/python -m pip install --quiet build && $(BIN)/python -m build

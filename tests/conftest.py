@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.fixture import lab, lab_to_break, pytest_terminal_summary  # noqa: F401 - pytest finds them here
+
 GOLDEN = Path(__file__).parent / "golden"
 
 
