@@ -27,7 +27,15 @@ def parse(text: str) -> tuple[Any, Positions, list[tuple[int, str]]]:
     """The value (as yaml.safe_load gives it), the lines, and the problems as (line, what): syntax, double keys."""
     problems: list[tuple[int, str]] = []
     lines: dict[Path, int] = {}
-    loader = yaml.SafeLoader(text)
+    try:
+        loader = yaml.SafeLoader(text)
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        return (
+            None,
+            Positions({}),
+            [(line, f"not YAML: a character that may not stand there (#x{error.character:02x})")],
+        )
     try:
         node = loader.get_single_node()
         if node is None:

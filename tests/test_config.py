@@ -1,0 +1,137 @@
+"""What the user writes: the shipped inventories hold, and every mistake is told with its place, all at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuctl import config, plugins
+from gpuctl.positions import parse
+
+ROOT = Path(__file__).parents[1]
+WORKLOADS = {name: plugins.get("workloads", name).Parameters for name in plugins.names("workloads")}
+
+GOOD = {
+    "hosts.yml": "all:\n  hosts:\n    local:\n      ansible_connection: local\n",
+    "models.yml": "tiny:\n  path: models/tiny.gguf\n",
+    "servers.yml": "servers:\n  plain:\n    engine: llamacpp\n    model: tiny\n",
+    "phases.yml": "phases:\n  demo:\n    servers: [plain]\n    workloads:\n      - decode: {max_tokens: [8]}\n",
+}
+
+
+def load(folder: Path, **files: str) -> config.Inventory:
+    for name, text in {**GOOD, **{f"{k}.yml": v for k, v in files.items()}}.items():
+        (folder / name).write_text(text)
+    return config.load(folder, engines=plugins.names("engines"), workloads=WORKLOADS)
+
+
+def mistakes(folder: Path, **files: str) -> list[str]:
+    with pytest.raises(config.ConfigError) as error:
+        load(folder, **files)
+    return [line.removeprefix(f"{folder}/") for line in error.value.mistakes]
+
+
+@pytest.mark.parametrize("name", ["kpro6", "local"])
+def test_a_shipped_inventory_holds(name):
+    inventory = config.load(ROOT / "inventory" / name, engines=plugins.names("engines"), workloads=WORKLOADS)
+    assert inventory.phases
+
+
+def test_the_campaign_is_all_there():
+    inventory = config.load(ROOT / "inventory" / "kpro6", engines=plugins.names("engines"), workloads=WORKLOADS)
+    assert set(inventory.phases) == {"tp1", "tp4", "tp8", "k26"}
+    for tp in (1, 4, 8):
+        for method in ("auto", "linear", *(f"ddtree-b{b}" for b in (8, 12, 15, 16, 32, 64))):
+            assert f"tp{tp}-{method}" in inventory.servers
+    flags = inventory.servers["tp4-ddtree-b15"].flags
+    assert flags["tp-size"] == 4
+    assert flags["speculative-num-draft-tokens"] == 16
+
+
+def test_a_family_is_every_combination(tmp_path):
+    text = (
+        "defaults:\n  base: {engine: sglang, model: tiny, flags: {a: 1, b: 2}}\n"
+        "servers:\n  'tp{{ tp }}-{{ m }}':\n    for: {tp: [1, 2], m: [x, y]}\n    use: base\n"
+        "    flags: {tp: '{{ tp * 2 }}', b: null, t: 'v{{ tp }}'}\n"
+    )
+    inventory = load(tmp_path, servers=text, phases=GOOD["phases.yml"].replace("plain", "tp*"))
+    assert list(inventory.servers) == ["tp1-x", "tp1-y", "tp2-x", "tp2-y"]
+    assert inventory.servers["tp2-x"].flags == {"a": 1, "b": None, "tp": 4, "t": "v2"}
+
+
+def test_all_mistakes_of_all_files_at_once(tmp_path):
+    told = mistakes(
+        tmp_path,
+        models="tiny:\n  pth: x\n",
+        servers="servers:\n  plain:\n    engine: llamacp\n    model: tyni\n    port: eighty\n",
+        phases="phases:\n  demo:\n    servers: [nothing]\n    workloads:\n      - decod: {}\n",
+    )
+    assert told == [
+        "models.yml:2: tiny.pth: unknown key; did you mean 'path'?",
+        "models.yml:1: tiny.path: missing",
+        "servers.yml:5: servers.plain.port: a whole number is expected, not text 'eighty'",
+        "phases.yml:5: phases.demo.workloads.0.decod: no workload 'decod'; did you mean 'decode'?",
+    ] or told == [
+        "models.yml:1: tiny.path: missing",
+        "models.yml:2: tiny.pth: unknown key; did you mean 'path'?",
+        "servers.yml:5: servers.plain.port: a whole number is expected, not text 'eighty'",
+        "phases.yml:5: phases.demo.workloads.0.decod: no workload 'decod'; did you mean 'decode'?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("files", "line"),
+    [
+        ({"servers": "servers:\n  plain:\n    engine: llamacp\n    model: tiny\n"}, "servers.yml:3: servers.plain.engine: no engine 'llamacp'; did you mean 'llamacpp'?"),
+        ({"servers": "servers:\n  plain:\n    engine: llamacpp\n    model: tinny\n"}, "servers.yml:4: servers.plain.model: no model 'tinny'; did you mean 'tiny'?"),
+        ({"servers": "servers:\n  plain:\n    engine: external\n"}, "servers.yml:2: servers.plain.url: engine external needs the url where the server answers"),
+        ({"servers": "servers:\n  plain:\n    engine: llamacpp\n    model: tiny\n    use: bse\n"}, "servers.yml:5: servers.plain.use: no defaults 'bse'"),
+        ({"servers": "servers:\n  'a{{ x }}':\n    engine: llamacpp\n    model: tiny\n"}, "servers.yml:2: servers.a{{ x }}: 'x' is undefined; `for` gives: nothing"),
+        ({"servers": "servers:\n  a:\n    for: {tp: [1, 2]}\n    engine: llamacpp\n    model: tiny\n"}, "servers.yml:2: servers.a: a second server named 'a'; put what differs into the name"),
+        ({"servers": "servers:\n  plain: {engine: llamacpp, model: tiny}\n  plain: {engine: sglang, model: tiny}\n"}, "servers.yml:3: plain: a second time; it stands on line 2 already"),
+        ({"phases": "phases:\n  demo:\n    servers: [plan]\n    workloads: []\n"}, "phases.yml:3: phases.demo.servers.0: no server 'plan' in servers.yml; did you mean 'plain'?"),
+        ({"phases": "phases:\n  demo:\n    servers: [plain]\n    baseline: other\n    workloads: []\n"}, "phases.yml:4: phases.demo.baseline: 'other' is not one of the phase's servers"),
+        ({"phases": "phases:\n  demo:\n    servers: [plain]\n    workloads:\n      - context: {tokens: [1]}\n"}, "phases.yml:5: phases.demo.workloads.0.context: a context has at least 64 prompt tokens and one answered token"),
+        ({"phases": "phases:\n  demo:\n    servers: [plain]\n    workloads:\n      - decode: {prompts: [fob]}\n"}, "phases.yml:5: phases.demo.workloads.0.decode: no prompt 'fob'; there are: fib, qsort, arith, json, haiku"),
+        ({"models": "tiny: [\n"}, "models.yml:2: not YAML: expected the node content, but found '<stream end>'"),
+        ({"models": "- a\n"}, "models.yml:1: a mapping of names is expected, not a list"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_with_its_place(tmp_path, files, line):
+    assert line in mistakes(tmp_path, **files)
+
+
+def test_missing_files_are_told_together(tmp_path):
+    with pytest.raises(config.ConfigError) as error:
+        config.load(tmp_path, engines=(), workloads={})
+    assert len(error.value.mistakes) == 4
+
+
+@given(st.text(max_size=200))
+def test_no_text_breaks_the_reader(text):
+    value, positions, problems = parse(text)
+    assert positions.line(("no", "such", "key")) >= 1
+    if not problems:
+        assert value == yaml.safe_load(text) or value != value  # .nan is a value as well
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+        max_leaves=12,
+    )
+)
+def test_no_structure_breaks_the_checker(tmp_path_factory, value):
+    folder = tmp_path_factory.mktemp("inventory")
+    text = yaml.safe_dump(value, allow_unicode=True)
+    for name in ("models", "servers", "phases"):
+        try:
+            load(folder, **{name: text})
+        except config.ConfigError as error:
+            assert all("\n" not in line for line in error.mistakes)

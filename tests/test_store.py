@@ -1,0 +1,97 @@
+"""The run folder survives crashes, full disks and two of us."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from gpuctl.records import CellId, Record, State
+from gpuctl.store import Busy, Run, StoreError, write
+
+CELL = CellId("p", "s", "w", "x")
+
+
+def record():
+    return Record(CELL, State.OK, "t0", "t1", {"a": 1}, "id")
+
+
+def test_a_record_comes_back_with_its_raw_lines(tmp_path):
+    with Run(tmp_path / "run") as run:
+        run.save(record(), [{"id": "r0"}])
+        assert run.load(CELL) == record()
+        assert run.records() == [record()]
+    assert json.loads((tmp_path / "run/cells/p/s/w/x.raw.jsonl").read_text()) == {"id": "r0"}
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"schema": "gpuctl.cell/1"}', b"\xff\xfe"])
+def test_a_damaged_record_is_measured_again(tmp_path, damage):
+    with Run(tmp_path) as run:
+        run.save(record())
+        (tmp_path / "cells/p/s/w/x.json").write_bytes(damage)
+        assert run.load(CELL) is None
+        assert run.records() == []
+
+
+def test_two_at_once_are_told_who_holds_it(tmp_path):
+    with Run(tmp_path), pytest.raises(Busy, match=f"pid {os.getpid()}"):
+        Run(tmp_path).__enter__()
+
+
+def test_the_lock_of_a_killed_holder_is_free(tmp_path):
+    code = f"from gpuctl.store import Run; import pathlib, time; Run(pathlib.Path({str(tmp_path)!r})).__enter__(); print(1, flush=True); time.sleep(60)"
+    holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert holder.stdout.readline()
+    with pytest.raises(Busy, match=f"pid {holder.pid}"):
+        Run(tmp_path).__enter__()
+    holder.kill()
+    holder.wait()
+    holder.stdout.close()
+    with Run(tmp_path):
+        pass
+
+
+def test_what_a_killed_run_left_half_written_is_taken_away(tmp_path):
+    (tmp_path / "cells/p/s/w").mkdir(parents=True)
+    (tmp_path / "cells/p/s/w/.x.json.123.tmp").write_text("half")
+    (tmp_path / "events.jsonl").write_text('{"event": "a"}\n{"event": "b')
+    with Run(tmp_path) as run:
+        run.event("c")
+        assert [event["event"] for event in run.events()] == ["a", "c"]
+    assert not list(tmp_path.glob("**/*.tmp"))
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_old_file(tmp_path, monkeypatch):
+    target = tmp_path / "file"
+    write(target, b"old")
+
+    def full(_handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StoreError, match="the disk is full") as error:
+        write(target, b"new")
+    assert error.value.full
+    assert target.read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_reader_never_sees_half_a_file(tmp_path):
+    target = tmp_path / "file"
+    write(target, b"0" * 100_000)
+    code = (
+        f"import pathlib, sys; from gpuctl.store import write\n"
+        f"for n in range(200): write(pathlib.Path({str(target)!r}), str(n % 10).encode() * 100_000)"
+    )
+    writer = subprocess.Popen([sys.executable, "-c", code])
+    end = time.monotonic() + 20
+    while writer.poll() is None and time.monotonic() < end:
+        data = target.read_bytes()
+        assert len(data) == 100_000
+        assert len(set(data)) == 1
+    assert writer.wait() == 0
