@@ -53,7 +53,8 @@ def explain(error: BaseException) -> int:
         for mistake in mistakes:
             say(f"gpuctl: {mistake}")
         return USAGE
-    if _is(error, "gpuctl.transport", "TransportError") or _is(error, "gpuctl.supervision", "SupervisionError"):
+    unknown = (("transport", "TransportError"), ("supervision", "SupervisionError"), ("load", "NoServer"))
+    if any(_is(error, f"gpuctl.{module}", kind) for module, kind in unknown):
         say(f"gpuctl: {error}")
         return UNKNOWN
     if _is(error, "gpuctl.store", "StoreError"):

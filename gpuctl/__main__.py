@@ -1,0 +1,5 @@
+"""`python -m gpuctl`."""
+
+from gpuctl.cli import main
+
+main()
