@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from gpuctl import cells as cells_
-from gpuctl import plugins
+from gpuctl import hosts, plugins
 from gpuctl.cells import Cell
 from gpuctl.config import Inventory, Model, PhasePlan, Server
 from gpuctl.engines import Launch
@@ -27,7 +27,7 @@ from gpuctl.records import MEASURED, Failure, Record, State
 from gpuctl.serving import StartFailed, Tell, Up, bring_up, take_down
 from gpuctl.store import Run, now
 from gpuctl.supervision import Processes
-from gpuctl.transport import AGENTS, Local, Transport, agent
+from gpuctl.transport import AGENTS, Transport, agent
 
 
 class BenchError(Exception):
@@ -72,10 +72,13 @@ class _Todo:
 
 
 def target(inventory: Inventory, name: str) -> Target:
-    """The machine of that name in the inventory's hosts.yml. Raises BenchError."""
-    if name == "local":
-        return Target(name, Local(name), sys.executable, Path.cwd())
-    raise BenchError(f"{inventory.folder}/hosts.yml: no box {name!r}")
+    """The machine of that name in the inventory's hosts.yml. Raises hosts.BadInventory."""
+    machines = hosts.load(inventory.folder)
+    (machine, *_) = machines.chosen([name])
+    way = hosts.transports(machines)[machine.name]
+    if machine.connection == "local":
+        return Target(machine.name, way, sys.executable, Path.cwd())
+    return Target(machine.name, way, "python3")
 
 
 def bench(

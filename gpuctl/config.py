@@ -19,7 +19,7 @@ import jinja2
 from jinja2.sandbox import SandboxedEnvironment
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
-from gpuctl.positions import Positions, parse
+from gpuctl.yamltext import Document, NotYaml, parse
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"  # becomes a unit name, a file name and a column of a table
 Scalar = bool | int | float | str
@@ -182,19 +182,24 @@ class _Checker:
         self.folder = folder
         self.mistakes = mistakes
 
-    def document(self, text: str, name: str) -> tuple[Any, Positions]:
-        value, positions, problems = parse(text)
-        for line, problem in problems:
-            self.mistakes.append(f"{self.folder / name}:{line}: {problem}")
-        return value, positions
+    def document(self, text: str, name: str) -> tuple[Any, Document]:
+        try:
+            document = parse(text, str(self.folder / name))
+        except NotYaml as error:
+            self.mistakes.append(str(error))
+            return None, Document(str(self.folder / name), None, {}, ())
+        for path, line in document.twice:
+            first = document.lines[path]
+            self.mistakes.append(
+                f"{document.file}:{line}: {path[-1]}: a second time; it stands on line {first} already"
+            )
+        return document.value, document
 
-    def say(self, name: str, positions: Positions, path: tuple[str | int, ...], what: str) -> None:
+    def say(self, places: Document, path: tuple[str | int, ...], what: str) -> None:
         key = ".".join(str(part) for part in path)
-        self.mistakes.append(f"{self.folder / name}:{positions.line(path)}: {key + ': ' if key else ''}{what}")
+        self.mistakes.append(f"{places.at(*path)}: {key + ': ' if key else ''}{what}")
 
-    def validate(
-        self, kind: Any, value: Any, name: str, positions: Positions, prefix: tuple[str | int, ...] = ()
-    ) -> Any:
+    def validate(self, kind: Any, value: Any, name: str, places: Document, prefix: tuple[str | int, ...] = ()) -> Any:
         """`value` as `kind`, or None and the mistakes told."""
         try:
             return TypeAdapter(kind).validate_python(value)
@@ -206,32 +211,32 @@ class _Checker:
                 what = _in_words(problem, kind)
                 if (where, what) not in seen and not any(w == where for w, _ in seen):
                     seen.add((where, what))
-                    self.say(name, positions, prefix + where, what)
+                    self.say(places, prefix + where, what)
             return None
 
     def mapping(self, text: str, name: str, kind: type[BaseModel]) -> dict[str, Any]:
-        value, positions = self.document(text, name)
+        value, places = self.document(text, name)
         if value is None:
             return {}
         if not isinstance(value, dict):
-            self.say(name, positions, (), f"a mapping of names is expected, not {_kind(value)}")
+            self.say(places, (), f"a mapping of names is expected, not {_kind(value)}")
             return {}
         result = {}
         for key, item in value.items():
-            self.check_name(name, positions, (key,), key)
-            checked = self.validate(kind, item, name, positions, (key,))
+            self.check_name(name, places, (key,), key)
+            checked = self.validate(kind, item, name, places, (key,))
             if checked is not None:
                 result[str(key)] = checked
         return result
 
-    def check_name(self, file: str, positions: Positions, path: tuple[str | int, ...], name: Any) -> None:
+    def check_name(self, file: str, places: Document, path: tuple[str | int, ...], name: Any) -> None:
         if not re.match(NAME, str(name)):
-            self.say(file, positions, path, f"{name!r} is no name: letters, digits, dot, dash, underscore")
+            self.say(places, path, f"{name!r} is no name: letters, digits, dot, dash, underscore")
 
     def servers(self, text: str, models: Mapping[str, Model], engines: tuple[str, ...]) -> dict[str, Server]:
         file = "servers.yml"
-        value, positions = self.document(text, file)
-        raw = self.validate(_Servers, value if value is not None else {"servers": {}}, file, positions)
+        value, places = self.document(text, file)
+        raw = self.validate(_Servers, value if value is not None else {"servers": {}}, file, places)
         if raw is None:
             return {}
         result: dict[str, Server] = {}
@@ -244,29 +249,29 @@ class _Checker:
             merged: dict[str, Any] = {}
             for use in uses if isinstance(uses, list) else []:
                 if use not in raw.defaults:
-                    self.say(file, positions, (*path, "use"), f"no defaults {use!r}{_did_you_mean(use, raw.defaults)}")
+                    self.say(places, (*path, "use"), f"no defaults {use!r}{_did_you_mean(use, raw.defaults)}")
                     continue
                 merged = _merge(merged, raw.defaults[use])
             merged = _merge(merged, entry)
             try:
                 rows = list(_matrix(variables))
             except ValueError as error:
-                self.say(file, positions, (*path, "for"), str(error))
+                self.say(places, (*path, "for"), str(error))
                 continue
             for row in rows:
                 try:
                     name, filled = str(_fill(pattern, row)), _fill(merged, row)
                 except jinja2.TemplateError as error:
-                    self.say(file, positions, path, f"{error.message}; `for` gives: {', '.join(row) or 'nothing'}")
+                    self.say(places, path, f"{error.message}; `for` gives: {', '.join(row) or 'nothing'}")
                     break
-                self.check_name(file, positions, path, name)
+                self.check_name(file, places, path, name)
                 if name in result:
-                    self.say(file, positions, path, f"a second server named {name!r}; put what differs into the name")
+                    self.say(places, path, f"a second server named {name!r}; put what differs into the name")
                     continue
-                server = self.validate(Server, filled, file, positions, path)
+                server = self.validate(Server, filled, file, places, path)
                 if server is None:
                     break
-                self._cross_check(server, file, positions, path, models, engines)
+                self._cross_check(server, file, places, path, models, engines)
                 result[name] = server
         return result
 
@@ -274,69 +279,67 @@ class _Checker:
         self,
         server: Server,
         file: str,
-        positions: Positions,
+        places: Document,
         path: tuple[str | int, ...],
         models: Mapping[str, Model],
         engines: tuple[str, ...],
     ) -> None:
         if server.engine not in engines:
             self.say(
-                file,
-                positions,
+                places,
                 (*path, "engine"),
                 f"no engine {server.engine!r}{_did_you_mean(server.engine, engines)}",
             )
         for key in ("model", "draft"):
             wanted = getattr(server, key)
             if wanted is not None and wanted not in models:
-                self.say(file, positions, (*path, key), f"no model {wanted!r}{_did_you_mean(wanted, models)}")
+                self.say(places, (*path, key), f"no model {wanted!r}{_did_you_mean(wanted, models)}")
         if server.engine == "external":
             if not server.url:
-                self.say(file, positions, (*path, "url"), "engine external needs the url where the server answers")
+                self.say(places, (*path, "url"), "engine external needs the url where the server answers")
         elif server.model is None:
-            self.say(file, positions, (*path, "model"), "a server needs a model")
+            self.say(places, (*path, "model"), "a server needs a model")
 
     def phases(
         self, text: str, servers: Mapping[str, Server], workloads: Mapping[str, Any]
     ) -> tuple[str | None, dict[str, PhasePlan]]:
         file = "phases.yml"
-        value, positions = self.document(text, file)
-        raw = self.validate(_Phases, value if value is not None else {"phases": {}}, file, positions)
+        value, places = self.document(text, file)
+        raw = self.validate(_Phases, value if value is not None else {"phases": {}}, file, places)
         if raw is None:
             return None, {}
         result = {}
         for name, phase in raw.phases.items():
             path: tuple[str | int, ...] = ("phases", name)
-            self.check_name(file, positions, path, name)
+            self.check_name(file, places, path, name)
             chosen: list[str] = []
             for index, pattern in enumerate(phase.servers):
                 hits = [s for s in servers if fnmatch.fnmatchcase(s, pattern)]
                 if not hits and servers:
                     self.say(
-                        file,
-                        positions,
+                        places,
                         (*path, "servers", index),
                         f"no server {pattern!r} in servers.yml{_did_you_mean(pattern, servers)}",
                     )
                 chosen += [s for s in hits if s not in chosen]
             if phase.baseline is not None and phase.baseline not in chosen and servers:
-                self.say(file, positions, (*path, "baseline"), f"{phase.baseline!r} is not one of the phase's servers")
+                self.say(places, (*path, "baseline"), f"{phase.baseline!r} is not one of the phase's servers")
             uses = []
             for index, item in enumerate(phase.workloads):
                 ((workload, parameters),) = item.items()
                 where = (*path, "workloads", index, workload)
                 if workload not in workloads:
-                    self.say(file, positions, where, f"no workload {workload!r}{_did_you_mean(workload, workloads)}")
+                    self.say(places, where, f"no workload {workload!r}{_did_you_mean(workload, workloads)}")
                     continue
                 parameters = dict(parameters or {})
                 only = parameters.pop("servers", None)
-                checked = self.validate(workloads[workload], parameters, file, positions, where)
+                checked = self.validate(workloads[workload], parameters, file, places, where)
                 if checked is None:
                     continue
                 patterns = [only] if isinstance(only, str) else only or ["*"]
                 matching = tuple(s for s in chosen if any(fnmatch.fnmatchcase(s, p) for p in patterns))
                 if not matching and chosen:
-                    self.say(file, positions, (*where, "servers"), f"none of the phase's servers is {only}")
+                    self.say(places, (*where, "servers"), f"none of the phase's servers is {only}")
                 uses.append(WorkloadUse(workload, parameters, matching))
             result[name] = PhasePlan(
                 name,

@@ -126,7 +126,7 @@ def read(
 ) -> Inventory:
     """The inventory of these documents. Raises BadInventory with all mistakes."""
     tree = _Tree(hosts)
-    mistakes = [f"{hosts.file} line {line}: {'.'.join(map(str, path))} is there twice" for path, line in hosts.twice]
+    mistakes = [f"{hosts.file}:{line}: {'.'.join(map(str, path))} is there twice" for path, line in hosts.twice]
     mistakes += tree.mistakes
     outside: dict[str, dict[str, dict[str, Any]]] = {"group_vars": {}, "host_vars": {}}
     for kind, documents in (("group_vars", group_vars), ("host_vars", host_vars)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,10 +24,10 @@ class Document:
     twice: tuple[tuple[Path, int], ...]  # keys that a mapping has a second time
 
     def at(self, *path: str | int) -> str:
-        """`file line N`, of the part or of what encloses it."""
+        """`file:line`, of the part or of what encloses it."""
         while path and path not in self.lines:
             path = path[:-1]
-        return f"{self.file} line {self.lines.get(path, 1)}"
+        return f"{self.file}:{self.lines.get(path, 1)}"
 
 
 class _Loader(yaml.SafeLoader):
@@ -49,14 +50,18 @@ def parse(text: str, file: str) -> Document:
         value = None if node is None else loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        where = f"{file} line {mark.line + 1}" if mark else file
+        where = f"{file}:{mark.line + 1}" if mark else file
         raise NotYaml(f"{where}: {' '.join(str(error.problem or error.context).split())}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise NotYaml(f"{file}:{line}: a character that may not stand there: #x{error.character:02x}") from None
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise NotYaml(f"{file}: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from None
     lines: dict[Path, int] = {}
     twice: list[tuple[Path, int]] = []
     if node is not None:
-        for path, line, again in _walk(node, (), 1):
+        # aliases of aliases multiply: nobody writes that many keys by hand
+        for path, line, again in itertools.islice(_walk(node, (), 1), 200_000):
             lines.setdefault(path, line)
             if again:
                 twice.append((path, line))

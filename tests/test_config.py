@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuctl import config, plugins
-from gpuctl.positions import parse
+from gpuctl.yamltext import NotYaml, parse
 
 ROOT = Path(__file__).parents[1]
 WORKLOADS = {name: plugins.get("workloads", name).Parameters for name in plugins.names("workloads")}
@@ -97,7 +97,7 @@ def test_all_mistakes_of_all_files_at_once(tmp_path):
         ({"phases": "phases:\n  demo:\n    servers: [plain]\n    baseline: other\n    workloads: []\n"}, "phases.yml:4: phases.demo.baseline: 'other' is not one of the phase's servers"),
         ({"phases": "phases:\n  demo:\n    servers: [plain]\n    workloads:\n      - context: {tokens: [1]}\n"}, "phases.yml:5: phases.demo.workloads.0.context: a context has at least 64 prompt tokens and one answered token"),
         ({"phases": "phases:\n  demo:\n    servers: [plain]\n    workloads:\n      - decode: {prompts: [fob]}\n"}, "phases.yml:5: phases.demo.workloads.0.decode: no prompt 'fob'; there are: fib, qsort, arith, json, haiku"),
-        ({"models": "tiny: [\n"}, "models.yml:2: not YAML: expected the node content, but found '<stream end>'"),
+        ({"models": "tiny: [\n"}, "models.yml:2: expected the node content, but found '<stream end>'"),
         ({"models": "- a\n"}, "models.yml:1: a mapping of names is expected, not a list"),
     ],
 )  # fmt: skip
@@ -113,10 +113,13 @@ def test_missing_files_are_told_together(tmp_path):
 
 @given(st.text(max_size=200))
 def test_no_text_breaks_the_reader(text):
-    value, positions, problems = parse(text)
-    assert positions.line(("no", "such", "key")) >= 1
-    if not problems:
-        assert value == yaml.safe_load(text) or value != value  # .nan is a value as well
+    try:
+        document = parse(text, "file.yml")
+    except NotYaml as error:
+        assert "\n" not in str(error)
+        return
+    assert document.at("no", "such", "key").startswith("file.yml:")
+    assert document.value == yaml.safe_load(text) or document.value != document.value  # .nan is a value as well
 
 
 @settings(max_examples=40, deadline=None)

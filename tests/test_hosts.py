@@ -99,12 +99,15 @@ def test_variables_beside_the_inventory_win_over_it_group_by_group(tmp_path):
         ("", "hosts.yml: has to be a mapping of groups"),
         ("- a\n- b\n", "hosts.yml: has to be a mapping of groups"),
         ("nodes: {hosts: }\n", "hosts.yml: no machine in it"),
-        ("nodes:\n  hosts:\n    a: 3\n", "hosts.yml line 3: a has to be a mapping of variables"),
-        ("nodes:\n  host:\n    a:\n", "hosts.yml line 2: group nodes has hosts, vars and children, no host"),
-        ("nodes:\n  hosts:\n    a:\n    a:\n", "hosts.yml line 4: nodes.hosts.a is there twice"),
-        ("nodes: {hosts: {a: {ansible_port: 70000}}}\n", "hosts.yml line 1: a: ansible_port: 70000 is no number from"),
-        ("guests:\n  hosts:\n    a: {gpuctl_vmid: 200}\n", "hosts.yml line 3: a: gpuctl_node and gpuctl_vmid belong"),
-        ("guests: {hosts: {a: {gpuctl_vmid: 200, gpuctl_node: b}}}\n", "line 1: a: gpuctl_node: no machine b in this"),
+        ("nodes:\n  hosts:\n    a: 3\n", "hosts.yml:3: a has to be a mapping of variables"),
+        ("nodes:\n  host:\n    a:\n", "hosts.yml:2: group nodes has hosts, vars and children, no host"),
+        ("nodes:\n  hosts:\n    a:\n    a:\n", "hosts.yml:4: nodes.hosts.a is there twice"),
+        ("nodes: {hosts: {a: {ansible_port: 70000}}}\n", "hosts.yml:1: a: ansible_port: 70000 is no number from"),
+        ("guests:\n  hosts:\n    a: {gpuctl_vmid: 200}\n", "hosts.yml:3: a: gpuctl_node and gpuctl_vmid belong"),
+        (
+            "guests: {hosts: {a: {gpuctl_vmid: 200, gpuctl_node: b}}}\n",
+            "hosts.yml:1: a: gpuctl_node: no machine b in this",
+        ),
         ("guests: {hosts: {a: {gpuctl_vmid: 9, gpuctl_node: a}}}\n", "gpuctl_vmid: 9 is no number from 100 to"),
         ("all: {hosts: {a: {ansible_connection: winrm}}}\n", "a: ansible_connection: winrm is not known"),
         ("all: {hosts: {a: {ansible_connection: pct}}}\n", "a: ansible_connection: pct needs gpuctl_node and"),
@@ -118,8 +121,8 @@ def test_variables_beside_the_inventory_win_over_it_group_by_group(tmp_path):
         ("a: {children: {b: {children: {a: }}}}\n", "is inside itself"),
         ("all: {hosts: {'a b': }}\n", "a b is no name of a machine"),
         ("all: {hosts: {'ct[01:100]': }}\n", "ct[01:100] is no name of a machine"),
-        ("all: [\n", "hosts.yml line 2: "),
-        ("all: {hosts: {a: !!python/object:os.system {}}}\n", "hosts.yml line 1: could not determine a constructor"),
+        ("all: [\n", "hosts.yml:2: "),
+        ("all: {hosts: {a: !!python/object:os.system {}}}\n", "hosts.yml:1: could not determine a constructor"),
     ],
 )
 def test_a_mistake_is_told_with_its_place(tmp_path, text, said):
@@ -138,7 +141,7 @@ def test_no_inventory_there(tmp_path):
 
 def test_two_guests_cannot_be_one(tmp_path):
     text = EXAMPLE.replace("gpuctl_vmid: 202", "gpuctl_vmid: 200")
-    assert mistakes(tmp_path, text) == ["hosts.yml line 14: ct202: gpuctl_vmid: 200 on kpro6 is ct200 already"]
+    assert mistakes(tmp_path, text) == ["hosts.yml:14: ct202: gpuctl_vmid: 200 on kpro6 is ct200 already"]
 
 
 def test_a_file_that_is_not_text_is_told(tmp_path):

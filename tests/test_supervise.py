@@ -1,0 +1,142 @@
+"""Servers without systemd: their end is known, nothing of them is left, and one is never taken for another."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from gpuctl.supervision import Processes, SupervisionError
+from gpuctl.transport import Local
+
+
+@pytest.fixture
+def supervisor(tmp_path):
+    supervisor = Processes(Local(), str(tmp_path / "servers"), python=sys.executable)
+    yield supervisor
+    units, _ = supervisor.status()
+    for unit in units:
+        supervisor.stop(unit.unit, grace_s=0)
+
+
+def start(supervisor, *argv, unit="u", **more):
+    return supervisor.start(unit, argv, env=more.pop("env", {}), owner="test", **more)
+
+
+def ended(supervisor, unit="u"):
+    for _ in range(200):
+        (state,) = [u for u in supervisor.status()[0] if u.unit == unit]
+        if not state.running:
+            return state
+        time.sleep(0.02)
+    raise AssertionError("still running")
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "name"),
+    [("exit 0", 0, None), ("exit 7", 7, None), ("kill -KILL $$", -9, "SIGKILL"), ("kill -ILL $$", -4, "SIGILL")],
+)
+def test_how_it_ended_is_known(supervisor, script, status, name):
+    start(supervisor, "sh", "-c", script)
+    state = ended(supervisor)
+    assert (state.exit_status, state.signal) == (status, name)
+
+
+def test_a_program_that_is_not_there_is_an_error(supervisor):
+    with pytest.raises(SupervisionError, match="/no/such: No such file"):
+        start(supervisor, "/no/such")
+
+
+def test_stopping_leaves_nothing_behind_whatever_it_does_about_signals(supervisor, tmp_path):
+    # ignores TERM, has a child of its own session that ignores everything it can
+    script = "trap '' TERM HUP INT; setsid sh -c \"trap '' TERM; sleep 300\" & sleep 300"
+    start(supervisor, "sh", "-c", script)
+    time.sleep(0.3)
+    began = time.monotonic()
+    state = supervisor.stop("u", grace_s=0.5)
+    assert time.monotonic() - began < 5
+    assert not state.running
+    mark = f"GPUCTL_UNIT={tmp_path}".encode()
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
+                assert mark not in file.read()
+
+
+def test_it_outlives_whoever_started_it(supervisor):
+    state = start(supervisor, "sleep", "30")
+    assert os.getsid(state.pid) != os.getsid(0)
+    assert supervisor.status()[0][0].running
+
+
+def test_a_killed_keeper_does_not_hide_the_server(supervisor, tmp_path):
+    start(supervisor, "sleep", "30")
+    keeper = json.loads((tmp_path / "servers/u/state.json").read_text())["keeper"]
+    os.kill(keeper, signal.SIGKILL)
+    time.sleep(0.1)
+    assert supervisor.status()[0][0].running
+    assert not supervisor.stop("u").running
+
+
+def test_another_process_with_the_same_number_is_not_taken_for_it(supervisor, tmp_path):
+    start(supervisor, "sleep", "30")
+    path = tmp_path / "servers/u/state.json"
+    state = json.loads(path.read_text())
+    path.write_text(json.dumps({**state, "start": state["start"] - 1}))
+    assert not supervisor.status()[0][0].running
+
+
+def test_starting_twice_is_refused(supervisor):
+    start(supervisor, "sleep", "30")
+    with pytest.raises(SupervisionError, match="runs already"):
+        start(supervisor, "sleep", "30")
+
+
+def test_secrets_reach_the_server_and_no_file(supervisor, tmp_path):
+    (tmp_path / "key").write_text("s3cr3t-value\n")
+    start(supervisor, "sh", "-c", 'test "$HF_TOKEN" = s3cr3t"-"value', secrets={"HF_TOKEN": str(tmp_path / "key")})
+    assert ended(supervisor).exit_status == 0
+    for path in (tmp_path / "servers").glob("**/*"):
+        assert path.is_dir() or b"s3cr3t-value" not in path.read_bytes()
+
+
+def test_watching_sees_the_log_and_the_end(supervisor):
+    start(supervisor, "sh", "-c", "echo one; sleep 0.5; printf 'tw\\377o'; exit 3")
+    heard = []
+    watch = supervisor.watch("u", [], heard.append)
+    assert watch.ended.wait(10)
+    assert "".join(heard) == "one\ntw\ufffdo"
+    assert watch.exit["status"] == 3
+    assert list(watch.log_tail) == ["one", "tw\ufffdo"]
+
+
+def test_watching_ends_when_it_is_closed(supervisor):
+    start(supervisor, "sleep", "30")
+    before = threading.active_count()
+    watch = supervisor.watch("u", [], lambda text: None)
+    watch.close()
+    for _ in range(100):
+        if threading.active_count() <= before:
+            break
+        time.sleep(0.05)
+    assert threading.active_count() <= before
+
+
+def test_who_listens_on_a_port(supervisor):
+    code = "import socket,time; s=socket.socket(); s.bind(('127.0.0.1',0)); s.listen(); print(s.getsockname()[1], flush=True); time.sleep(30)"
+    heard = []
+    start(supervisor, sys.executable, "-c", code)
+    watch = supervisor.watch("u", [], heard.append)
+    while not "".join(heard).endswith("\n"):
+        time.sleep(0.02)
+    port = int("".join(heard))
+    watch.close()
+    _, listening = supervisor.status([port])
+    assert supervisor.owns(listening[port], "u")
+    assert not supervisor.owns(listening[port], "other")
