@@ -14,6 +14,23 @@ $(V)/ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
+# The demo needs less than development does: its own stamp in the same environment.
+$(V)/ready-local: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "gpuctl needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 2; }
+	@echo "making .venv with gpuctl and llama.cpp (a minute or two, the first time only)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(V)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[local]'
+	@touch $@
+
+demo: $(V)/ready-local ## a real engine, a tiny model, two configurations measured: under three minutes
+	@$(BIN)/gpuctl bench demo
+	@echo
+	@echo "next:"
+	@echo "  $(BIN)/gpuctl bench demo          says SKIP: nothing has changed"
+	@echo "  $(BIN)/gpuctl report              the results again; --format markdown for a file"
+	@echo "  $(BIN)/gpuctl bench tp4 -i kpro6 --check   what the example campaign would measure"
+	@echo "  cp -r inventory/local inventory/mine, edit servers.yml, $(BIN)/gpuctl bench demo -i inventory/mine"
+
 check: lint types contracts unit ## quick: lint, types, import contracts, unit and property tests
 
 lint: $(V)/ready

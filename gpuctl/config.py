@@ -29,7 +29,8 @@ class ConfigError(Exception):
     """Mistakes in what the user wrote: one line each, `file:line: key: what is wrong`."""
 
     def __init__(self, mistakes: Iterable[str]) -> None:
-        self.mistakes = tuple(mistakes)
+        # what a person typed may hold anything: a line of ours stays one line
+        self.mistakes = tuple("".join(c if c.isprintable() else repr(c)[1:-1] for c in one) for one in mistakes)
         super().__init__("\n".join(self.mistakes))
 
 
