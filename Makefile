@@ -28,7 +28,7 @@ demo: $(V)/ready-local ## a real engine, a tiny model, two configurations measur
 	@echo "next:"
 	@echo "  $(BIN)/gpuctl bench demo          says SKIP: nothing has changed"
 	@echo "  $(BIN)/gpuctl report              the results again; --format markdown for a file"
-	@echo "  $(BIN)/gpuctl bench tp4 -i kpro6 --check   what the example campaign would measure"
+	@echo "  $(BIN)/gpuctl render tp4-ddtree-b15 -i kpro6   a server of the example campaign"
 	@echo "  cp -r inventory/local inventory/mine, edit servers.yml, $(BIN)/gpuctl bench demo -i inventory/mine"
 
 check: lint types contracts unit ## quick: lint, types, import contracts, unit and property tests
