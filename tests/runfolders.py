@@ -164,9 +164,9 @@ def dflash(*more):
     return ["--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", "/models/qwen3.6-27b-dflash", *more]
 
 
-def example(path, *, faster=1.0, driver=None, finished=True):
+def example(path, *, faster=1.0, driver=None, finished=True, seed=1):
     """The example campaign's shape: three phases, a reboot in the middle, a server that cannot run, every state."""
-    f = Folder(path, "Qwen3.6-27B on kpro6")
+    f = Folder(path, "Qwen3.6-27B on kpro6", seed)
     if driver:
         f.fingerprint["driver"] = driver
     tree = {
@@ -240,6 +240,26 @@ def example(path, *, faster=1.0, driver=None, finished=True):
                 )
     if finished:
         f.event("run_finished", 1)
+    return f.close()
+
+
+def small(path, *, faster=1.0, seed=1, driver=None):
+    """One phase of two servers: short prompts, a sweep of concurrency, one failure."""
+    f = Folder(path, "small", seed)
+    if driver:
+        f.fingerprint["driver"] = driver
+    f.phase("tp1", "TP1 — single GPU", {"tp1-auto": argv(1), "tp1-linear": argv(1, *dflash())}, baseline="tp1-auto")
+    f.campaign["command"] = ["gpuctl", "bench", "tp1", "-i", "inventory/kpro6"]
+    f.event("run_started", phases=["tp1"])
+    for server, speed in (("tp1-auto", 26.4), ("tp1-linear", 140.6 * faster)):
+        f.event("server_started", 3, server=server)
+        for prompt, share in (("fib", 1.0), ("qsort", 0.7)):
+            means = decode_means(speed * share, 256, 5.3 * share if speed > 30 else None)
+            parameters = {"prompt": prompt, "max_tokens": 256, "concurrency": 1}
+            f.cell("tp1", server, "decode", f"{prompt}-256", parameters, means)
+        concurrency(f, "tp1", server, 26.4, speed / 26.4, server.removeprefix("tp1-"))
+    died(f, "tp1", "tp1-ddtree-b12")
+    f.event("run_finished", 1)
     return f.close()
 
 
@@ -389,7 +409,7 @@ def huge(path, cells=5000):
     f.event("run_started")
     count = 0
     for phase in ("tp1", "tp2", "tp4", "tp8"):
-        names = {f"{phase}-{'auto' if i == 0 else f'method-b{i}'}": argv(1, "--x", str(i)) for i in range(25)}
+        names = {f"{phase}-{'auto' if i == 0 else f'method{i}'}": argv(1, "--x", str(i)) for i in range(25)}
         f.phase(phase, phase.upper(), names, baseline=f"{phase}-auto")
         for i, server in enumerate(names):
             for p in range(50):

@@ -6,8 +6,8 @@ names the table that holds its numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class Point:
     low: float | None = None
     high: float | None = None
     label: str = ""
+    hollow: bool = False  # not an ordinary result: limited by capacity, or unstable
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,6 @@ class Figure:
     y: Axis
     series: tuple[Series, ...]
     table: str
-    reference: Point | None = None  # a level to measure against: its y, and its label
 
 
 @dataclass(frozen=True)
@@ -122,3 +122,31 @@ class Document:
             yield block
             if isinstance(block, Section | Fold):
                 waiting.extend(reversed(block.blocks))
+
+
+def with_unique_names(sections: Iterable[Section]) -> tuple[Section, ...]:
+    """The sections with every id used once: names that differ only in what an id cannot hold are told apart."""
+    latest: dict[str, str] = {}
+    taken: set[str] = set()
+
+    def fresh(id: str) -> str:
+        name, count = id, 1
+        while name in taken:
+            count += 1
+            name = f"{id}-{count}"
+        taken.add(name)
+        latest[id] = name
+        return name
+
+    def renamed(block: Block) -> Block:
+        if isinstance(block, Section):
+            return replace(block, id=fresh(block.id), blocks=tuple(renamed(inner) for inner in block.blocks))
+        if isinstance(block, Fold):
+            return replace(block, blocks=tuple(renamed(inner) for inner in block.blocks))
+        if isinstance(block, Table):
+            return replace(block, id=fresh(block.id))
+        if isinstance(block, Figure):  # comes after the table that holds its numbers
+            return replace(block, id=fresh(block.id), table=latest.get(block.table, block.table))
+        return block
+
+    return tuple(section for s in sections if isinstance(section := renamed(s), Section))

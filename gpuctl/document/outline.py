@@ -5,10 +5,25 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from gpuctl.document.blocks import Block, Cell, Column, Document, Fold, Listing, Paragraph, Section, Table
-from gpuctl.document.tables import by_metric, failures, identifier, listed, matrix, point_titles, speedups
+from gpuctl.document import differences, measured
+from gpuctl.document.blocks import (
+    Block,
+    Cell,
+    Column,
+    Document,
+    Fold,
+    Listing,
+    Paragraph,
+    Section,
+    Table,
+    with_unique_names,
+)
+from gpuctl.document.tables import (
+    failures,
+    identifier,
+    listed,
+)
 from gpuctl.document.wording import (
     clock,
     group,
@@ -24,8 +39,9 @@ from gpuctl.document.wording import (
 )
 from gpuctl.records import MEASURED, Record, State
 from gpuctl.results import provenance
+from gpuctl.results.comparison import Comparison
 from gpuctl.results.intervals import improvement
-from gpuctl.results.run import Run, Server, headline, headlines, metric
+from gpuctl.results.run import Run, Server, headline, metric
 from gpuctl.results.timeline import Interruption, described, interruptions, shown
 
 
@@ -36,15 +52,24 @@ class Report:
     run: Run
     document: Document
     interruptions: tuple[Interruption, ...] = field(default_factory=tuple)
+    comparisons: tuple[Comparison, ...] = field(default_factory=tuple)
 
 
-def report(run: Run) -> Report:
-    """The whole report of a run."""
+def report(run: Run, comparisons: Sequence[Comparison] = ()) -> Report:
+    """The whole report of a run, with what it is compared to."""
     stops = tuple(interruptions(run.events))
     sections = [
         _section("glance", "At a glance", _glance(run)),
         _section("setup", "What was measured, on what", _setup(run)),
-        *(_section(identifier("phase", phase), _phase_title(run, phase), _phase(run, phase)) for phase in run.phases),
+        *(
+            _section(identifier("phase", phase), _phase_title(run, phase), measured.of_phase(run, phase))
+            for phase in run.phases
+        ),
+        _section("across", "Across phases and budgets", measured.across_phases(run)),
+        *(
+            _section(f"compare-{i}", f"{plain(c.new)} against {plain(c.old)}", differences.blocks(c))
+            for i, c in enumerate(comparisons, 1)
+        ),
         _section("failures", "Failures", _failures(run)),
         _section("timeline", "What happened when", _timeline(run, stops)),
         _section("reproduce", "To reproduce", _reproduce(run)),
@@ -54,9 +79,9 @@ def report(run: Run) -> Report:
     document = Document(
         title=plain(run.name),
         summary=tuple(_summary(run, stops)),
-        sections=tuple(section for section in sections if section.blocks),
+        sections=with_unique_names(section for section in sections if section.blocks),
     )
-    return Report(run, document, stops)
+    return Report(run, document, stops, tuple(comparisons))
 
 
 def _section(id: str, title: str, blocks: Iterator[Block]) -> Section:
@@ -224,9 +249,9 @@ def _boots(records: Sequence[Record]) -> Iterator[Block]:
     if not boots:
         return
     rows = []
-    for boot, measured in boots.items():
-        start, end = min(r.started for r in measured), max(r.ended for r in measured)
-        rows.append((Cell(plain(boot)), Cell(str(len(measured))), Cell(clock(start)), Cell(clock(end))))
+    for boot, there in boots.items():
+        start, end = min(r.started for r in there), max(r.ended for r in there)
+        rows.append((Cell(plain(boot)), Cell(str(len(there))), Cell(clock(start)), Cell(clock(end))))
     columns = (
         Column("Boot", text=True, code=True),
         Column("Cells"),
@@ -234,105 +259,6 @@ def _boots(records: Sequence[Record]) -> Iterator[Block]:
         Column("To", text=True),
     )
     yield Table("boots", "Starts of the machine that cells were measured in", columns, tuple(rows))
-
-
-# --- results -------------------------------------------------------------------------------------
-
-
-def _phase(run: Run, phase: str) -> Iterator[Block]:
-    for workload in run.workloads:
-        records = run.cells(phase, workload)
-        if not records:
-            continue
-        if workload == "decode":
-            yield from _decode(run, phase, records)
-        elif workload == "concurrency":
-            yield from _sweep(run, phase, records, "Concurrency", ("output_tok_s", "decode_tok_s", "ttft_ms"))
-        elif workload == "context":
-            yield from _sweep(run, phase, records, "Context", ("ttft_ms", "prefill_tok_s", "decode_tok_s"))
-        else:
-            yield from _other(run, phase, workload, records)
-
-
-def _record_of(run: Run, phase: str, workload: str) -> Any:
-    return lambda server, point: run.by_cell.get((phase, server, workload, point))  # type: ignore[call-overload]
-
-
-def _decode(run: Run, phase: str, records: Sequence[Record]) -> Iterator[Block]:
-    """One table a length of answer: servers down, prompts across; then the speed-ups, and the accepted lengths."""
-    groups: dict[str, list[Record]] = {}
-    order = {point: i for i, point in enumerate(run.points(phase, "decode"))}
-    for record in sorted(records, key=lambda r: order[r.cell.point]):
-        groups.setdefault(group(record), []).append(record)
-    of = _record_of(run, phase, "decode")
-    servers = [server.name for server in run.servers[phase]]
-    for title, members in groups.items():
-        points = point_titles(run, phase, "decode", members)
-        present = {name for record in members for name in record.metrics}
-        name = next(iter(headlines("decode", present)), "decode_tok_s")
-        unit = next((r.metrics[name].unit for r in members if name in r.metrics), "tok/s")
-        caption = f"{metric(name).title}{title.removeprefix('decode')}"
-        here = [s for s in servers if any(of(s, point) is not None for point, _ in points)]
-        yield matrix(identifier(phase, title), caption, here, points, of, name, unit)
-        faster = speedups(
-            identifier(phase, title, "speedup"),
-            f"Speed-up of decoding{title.removeprefix('decode')}",
-            run,
-            phase,
-            points,
-            of,
-            name,
-        )
-        if faster is not None:
-            yield faster
-        speculative = [
-            s
-            for s in here
-            if any((r := of(s, point)) is not None and "acceptance_length" in r.metrics for point, _ in points)
-        ]
-        if speculative:
-            yield matrix(
-                identifier(phase, title, "acceptance"),
-                f"Acceptance length{title.removeprefix('decode')}",
-                speculative,
-                points,
-                of,
-                "acceptance_length",
-                "tokens",
-            )
-
-
-def _sweep(run: Run, phase: str, records: Sequence[Record], title: str, names: Sequence[str]) -> Iterator[Block]:
-    workload = records[0].cell.workload
-    points = point_titles(run, phase, workload, records)
-    of = _record_of(run, phase, workload)
-    servers = [s.name for s in run.servers[phase] if any(of(s.name, point) is not None for point, _ in points)]
-    present = {name: e.unit for record in records for name, e in record.metrics.items()}
-    for name in [n for n in names if n in present] or headlines(workload, present)[:1] or ["output_tok_s"]:
-        id = identifier(phase, workload, name)
-        yield matrix(
-            id, f"{title}: {metric(name).title.lower()}", servers, points, of, name, present.get(name, "tok/s")
-        )
-        if name == names[0] and metric(name).better > 0:
-            faster = speedups(f"{id}-speedup", f"{title}: speed-up", run, phase, points, of, name)
-            if faster is not None:
-                yield faster
-
-
-def _other(run: Run, phase: str, workload: str, records: Sequence[Record]) -> Iterator[Block]:
-    """A workload that nobody drew a table for: all its headline figures, a row a cell."""
-    order = {point: i for i, point in enumerate(run.points(phase, workload))}
-    place = {server.name: i for i, server in enumerate(run.servers[phase])}
-    rows = sorted(records, key=lambda r: (place[r.cell.server], order[r.cell.point]))
-    names = headlines(workload, {name for record in records for name in record.metrics})
-    yield by_metric(
-        identifier(phase, workload),
-        f"{plain(workload)}",
-        rows,
-        names,
-        (lambda r: plain(r.cell.server), label),
-        ("Server", "Point"),
-    )
 
 
 # --- what went wrong, and how it went on ----------------------------------------------------------

@@ -9,7 +9,7 @@ from gpuctl.document.blocks import Cell, Column, Table
 from gpuctl.document.wording import cause, interval, label, number, plain, spread, times
 from gpuctl.records import MEASURED, Estimate, Record, State
 from gpuctl.results.intervals import difference, improvement
-from gpuctl.results.run import Run, metric
+from gpuctl.results.run import Run, Server, metric, roofline_share
 
 MARKS = {State.CAPACITY_LIMITED: "†", State.UNSTABLE: "‡"}
 MARK_NOTES = {
@@ -58,17 +58,23 @@ def matrix(
     record_of: Callable[[str, str], Record | None],
     name: str,
     unit: str,
+    *,
+    down: str = "Server",
+    across: bool = False,
 ) -> Table:
-    """One metric: a row a server, a column a point (`points`: key and title). Every mean with its interval."""
+    """One metric: a row a server, a column a point (`points`: key and title). Every mean with its interval.
+
+    The best of each column is marked, with `across` the best of each row.
+    """
     better = metric(name, unit).better
-    bold = {}
-    for key, _ in points:
-        have = {}
-        for server in servers:
+    have: dict[str, dict[str, Estimate]] = {}
+    for server in servers:
+        for key, _ in points:
             record = record_of(server, key)
             if record is not None and record.state is State.OK and name in record.metrics:
-                have[server] = record.metrics[name]
-        bold[key] = best(have, better)
+                line, place = (server, key) if across else (key, server)
+                have.setdefault(line, {})[place] = record.metrics[name]
+    bold = {line: best(found, better) for line, found in have.items()}
     used: dict[str, None] = {}
     single = False
     rows = []
@@ -84,11 +90,15 @@ def matrix(
                 used[mark] = None
             e = record.metrics[name]
             single = single or e.sd is None
-            row.append(estimate_cell(e, mark=mark, strong=server in bold[key]))
+            row.append(
+                estimate_cell(
+                    e, mark=mark, strong=(key in bold.get(server, ())) if across else (server in bold.get(key, ()))
+                )
+            )
         rows.append(tuple(row))
-    notes = [_reading(unit, any(bold.values()), single)]
+    notes = [_reading(unit, ("row" if across else "column") if any(bold.values()) else "", single)]
     notes += [f"{mark} {MARK_NOTES[mark]}" for mark in used]
-    columns = (Column("Server", text=True, code=True), *(Column(title) for _, title in points))
+    columns = (Column(down, text=True, code=True), *(Column(title) for _, title in points))
     return Table(id, caption, columns, tuple(rows), tuple(notes))
 
 
@@ -138,6 +148,42 @@ def speedups(
     return Table(id, caption, columns, tuple(rows), tuple(notes))
 
 
+FAR_BELOW = 0.4  # of the roofline: a configuration error is likelier than a slow kernel
+
+
+def roofline(
+    id: str,
+    caption: str,
+    servers: Sequence[Server],
+    points: Sequence[tuple[str, str]],
+    record_of: Callable[[str, str], Record | None],
+) -> Table | None:
+    """Shares of the bandwidth roofline; None where it is known of no cell."""
+    rows = []
+    used: dict[str, None] = {}
+    for server in servers:
+        row = [Cell(plain(server.name))]
+        for key, _ in points:
+            record = record_of(server.name, key)
+            share = roofline_share(record, server) if record is not None else None
+            mark = "" if share is None else "▲" if share > 1 else "▼" if share < FAR_BELOW else ""
+            if mark:
+                used[mark] = None
+            row.append(missing_cell(record) if share is None else Cell(f"{share * 100:.0f} %", mark=mark))
+        if any("%" in cell.text for cell in row[1:]):
+            rows.append(tuple(row))
+    if not rows:
+        return None
+    notes = ["Decode speed by what the memory bandwidth allows, times the acceptance length under speculation."]
+    said = {
+        "▲": "more than the memory can deliver: suspect the measurement",
+        "▼": f"less than {FAR_BELOW * 100:.0f} % of it: suspect the configuration",
+    }
+    notes += [f"{mark} {said[mark]}" for mark in used]
+    columns = (Column("Server", text=True, code=True), *(Column(title) for _, title in points))
+    return Table(id, caption, columns, tuple(rows), tuple(notes))
+
+
 def by_metric(
     id: str,
     caption: str,
@@ -161,7 +207,7 @@ def by_metric(
                 missing_cell(record if record.state not in MEASURED else None) if e is None else estimate_cell(e)
             )
         rows.append(tuple(row))
-    notes = [_reading("", False, False), *(f"{mark} {MARK_NOTES[mark]}" for mark in used)]
+    notes = [_reading("", "", False), *(f"{mark} {MARK_NOTES[mark]}" for mark in used)]
     columns = (
         *(Column(title, text=True, code=not i) for i, title in enumerate(titles)),
         *(Column(metric(name).title, "" if units.get(name) == "bytes" else units.get(name, "")) for name in names),
@@ -191,10 +237,10 @@ def listed(names: Sequence[str], most: int = 6) -> str:
     return text if len(unique) <= most else f"{text} and {len(unique) - most} more"
 
 
-def _reading(unit: str, bold: bool, single: bool) -> str:
+def _reading(unit: str, bold: str, single: bool) -> str:
     text = f"{'In ' + unit + ': mean' if unit and unit != 'bytes' else 'Mean'} ± standard deviation, [95 % interval]."
     if single:
         text += " Without ±: measured once."
     if bold:
-        text += " Bold: the best of a column, and what cannot be told apart from it."
+        text += f" Bold: the best of a {bold}, and what cannot be told apart from it."
     return text

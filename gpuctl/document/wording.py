@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from gpuctl.document.blocks import Figure
 from gpuctl.records import Estimate, Failure, Record, State
 from gpuctl.results.run import Server
 
@@ -161,3 +162,16 @@ def clock(t: object) -> str:
         return datetime.fromisoformat(text).strftime("%Y-%m-%d %H:%M:%S")
     except ValueError:
         return text
+
+
+def reading(figure: Figure) -> str:
+    """A figure's caption with what its marks mean."""
+    points = [point for series in figure.series for point in series.points]
+    said = [f"{figure.caption}."]
+    if any(point.low is not None for point in points):
+        said.append("Error bars: 95 % intervals.")
+    if any(point.hollow for point in points) and figure.kind != "bars":
+        said.append("Hollow: limited by capacity, or unstable.")
+    if figure.kind == "path":
+        said.append("Beside each point: concurrent requests.")
+    return " ".join(said)

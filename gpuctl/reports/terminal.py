@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from gpuctl.document.differences import changes, summary
 from gpuctl.document.tables import failures, listed
 from gpuctl.document.wording import (
     cause,
@@ -24,6 +25,7 @@ from gpuctl.document.wording import (
     times,
 )
 from gpuctl.records import MEASURED, Estimate, Record, State
+from gpuctl.results.comparison import Comparison
 from gpuctl.results.intervals import improvement
 from gpuctl.results.run import Run, Server, headlines, metric
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 SUFFIX = "txt"
 _WIDE = 64
+_MOST_CHANGES = 20  # of a comparison: the worst come first
 _SHORT = {
     "ttft_ms": "TTFT",
     "prefill_tok_s": "prefill",
@@ -113,6 +116,7 @@ def _lines(report: Report) -> Iterator[str]:
         yield from _phase(run, phase)
     yield from _failures(run)
     yield from _interruptions(report)
+    yield from _comparisons(report.comparisons)
     yield ""
     yield _count(run)
     if run.unfinished is not None:
@@ -171,6 +175,22 @@ def _interruptions(report: Report) -> Iterator[str]:
             lasted = span(stop.start, stop.end) if stop.end else ""
             how = f"went on after {lasted}" if lasted else "went on" if stop.end else "not over"
             yield f"  {clock(stop.start)}  {plain(stop.what)}; {how}"
+
+
+def _comparisons(comparisons: Sequence[Comparison]) -> Iterator[str]:
+    for comparison in comparisons:
+        yield ""
+        yield f"COMPARED: {summary(comparison)}"
+        for condition in comparison.conditions:
+            yield f"  differs ({condition.cells} cells, {plain(condition.where)}): {plain('; '.join(condition.words))}"
+        changed = changes(comparison)
+        for d in changed[:_MOST_CHANGES]:
+            known = f" [{d.change.low:+.1f}, {d.change.high:+.1f}]" if d.change.known else ""
+            yield f"  {d.verdict.value.upper():>8} {d.change.value:+7.1f} %{known}  {plain(d.new.cell)} {d.metric}"
+        if len(changed) > _MOST_CHANGES:
+            yield f"  and {len(changed) - _MOST_CHANGES} more, which the other formats list"
+        for new, _ in comparison.broken:
+            yield f"  NO LONGER MEASURED  {plain(new.cell)}: {cause(new)}"
 
 
 def _count(run: Run) -> str:

@@ -47,7 +47,7 @@ def difference(new: Estimate, old: Estimate) -> Interval:
     """new - old in their unit, with Welch's interval."""
     value = new.mean - old.mean
     v1, v2 = _variance_of_mean(new), _variance_of_mean(old)
-    if v1 is None or v2 is None:
+    if v1 is None or v2 is None or not math.isfinite(v1 + v2):
         return Interval(value)
     half = t95(_welch_degrees(v1, new.n, v2, old.n)) * math.sqrt(v1 + v2)
     return Interval(value, value - half, value + half)
@@ -64,7 +64,7 @@ def ratio(new: Estimate, old: Estimate) -> Interval | None:
     if not math.isfinite(r):
         return None
     v1, v2 = _variance_of_mean(new), _variance_of_mean(old)
-    if v1 is None or v2 is None:
+    if v1 is None or v2 is None or not math.isfinite(v1 + r * r * v2):
         return Interval(r)
     t = t95(_welch_degrees(v1, new.n, r * r * v2, old.n))
     # Fieller (1954) without covariance, variances relative to the old mean.

@@ -16,25 +16,28 @@ _SECRET_NAME = re.compile(r"(token|secret|passw|api[-_]?key|credential|private[-
 HIDDEN = "(hidden)"
 
 
-def flat(value: Any, name: str = "") -> dict[str, str]:
-    """A nested mapping as `part.part` -> text. A list is one value, its items separated by commas."""
+def flat(value: Any, name: str = "", *, secrets: bool = False) -> dict[str, str]:
+    """A nested mapping as `part.part` -> text. A list is one value, its items separated by commas.
+
+    What is named as a secret is hidden, unless `secrets` (to be compared, never to be shown).
+    """
     if isinstance(value, Mapping):
         found: dict[str, str] = {}
         for key, part in value.items():
-            found.update(flat(part, f"{name}.{key}" if name else str(key)))
+            found.update(flat(part, f"{name}.{key}" if name else str(key), secrets=secrets))
         return found
     if isinstance(value, list | tuple):
         if any(isinstance(item, Mapping) for item in value):
             found = {}
             for i, item in enumerate(value):
-                found.update(flat(item, f"{name}[{i}]"))
+                found.update(flat(item, f"{name}[{i}]", secrets=secrets))
             return found
         value = ", ".join(str(item) for item in value)
     elif isinstance(value, bool):
         value = "yes" if value else "no"
     elif value is None:
         value = "not known"
-    return {name: HIDDEN if _SECRET_NAME.search(name) else str(value)}
+    return {name: str(value) if secrets or not _SECRET_NAME.search(name) else HIDDEN}
 
 
 def public(argv: Sequence[str]) -> list[str]:
@@ -92,13 +95,15 @@ def words(before: Mapping[str, Any], after: Mapping[str, Any], ignore: Iterable[
         if _is_argv(old) and _is_argv(new):
             said.extend(_argv_words(key, old, new))
             continue
-        a = flat(old, key) if key in before else {}
-        b = flat(new, key) if key in after else {}
+        a = flat(old, key, secrets=True) if key in before else {}
+        b = flat(new, key, secrets=True) if key in after else {}
         said += [_change(name, a.get(name), b.get(name)) for name in {**a, **b} if a.get(name) != b.get(name)]
     return said
 
 
 def _change(name: str, old: str | None, new: str | None) -> str:
+    if _SECRET_NAME.search(name):
+        return f"{name} differs {HIDDEN}"
     if old is None:
         return f"{name} {_short(str(new))} (was not there)"
     if new is None:
@@ -127,10 +132,9 @@ def _flags(argv: Sequence[str]) -> dict[str, str]:
     """An argument vector as flag -> value; words that belong to no flag are named by their place."""
     found: dict[str, str] = {}
     i = 0
-    words_ = public(argv)
     place = 0
-    while i < len(words_):
-        word = words_[i]
+    while i < len(argv):
+        word = argv[i]
         i += 1
         if not word.startswith("-") or word == "-":
             found[f"word {place}"] = word
@@ -138,8 +142,8 @@ def _flags(argv: Sequence[str]) -> dict[str, str]:
             continue
         head, equals, tail = word.partition("=")
         values = [tail] if equals else []
-        while not equals and i < len(words_) and not words_[i].startswith("--"):
-            values.append(words_[i])
+        while not equals and i < len(argv) and not argv[i].startswith("--"):
+            values.append(argv[i])
             i += 1
         key = head
         while key in found:
@@ -154,7 +158,9 @@ def _argv_words(key: str, old: Sequence[str], new: Sequence[str]) -> list[str]:
     for flag in dict.fromkeys([*a, *b]):
         if a.get(flag) == b.get(flag):
             continue
-        if flag not in b:
+        if _SECRET_NAME.search(flag):
+            said.append(f"{key}: {flag} differs {HIDDEN}")
+        elif flag not in b:
             said.append(f"{key}: without {_with(flag, a[flag])}")
         elif flag not in a:
             said.append(f"{key}: with {_with(flag, b[flag])}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from gpuctl.records import MEASURED, CellId, Estimate, Record, State
+from gpuctl.records import MEASURED, CellId, Estimate, Record, State, estimate
 
 # --- metrics -------------------------------------------------------------------------------------
 
@@ -69,7 +69,7 @@ def ordered(names: Iterable[str]) -> list[str]:
 # What a workload is about: the figure that stands for a cell comes first.
 _HEADLINES: Mapping[str, tuple[str, ...]] = {
     "decode": ("decode_tok_s", "output_tok_s"),
-    "concurrency": ("output_tok_s", "decode_tok_s", "ttft_ms", "time_per_token_ms"),
+    "concurrency": ("output_tok_s", "decode_tok_s", "ttft_ms"),
     "context": ("ttft_ms", "prefill_tok_s", "decode_tok_s"),
     "agentic": ("output_tok_s", "decode_tok_s", "ttft_ms", "e2e_ms"),
 }
@@ -91,6 +91,37 @@ def headline(record: Record) -> tuple[str, Estimate] | None:
     return (names[0], record.metrics[names[0]]) if names else None
 
 
+def derived(record: Record) -> Record:
+    """The record with what follows from its metrics: the energy per token, where the GPUs' power was measured.
+
+    Power (W) by output throughput (tok/s), repetition by repetition where those are kept.
+    """
+    if "energy_per_token_j" in record.metrics or not {"gpu_power_w", "output_tok_s"} <= set(record.metrics):
+        return record
+    pairs = [(rep.get("gpu_power_w"), rep.get("output_tok_s")) for rep in record.reps]
+    values = [p / t for p, t in pairs if isinstance(p, int | float) and isinstance(t, int | float) and t > 0]
+    throughput = record.metrics["output_tok_s"].mean
+    if len(values) != len(pairs) or not values:
+        values = [record.metrics["gpu_power_w"].mean / throughput] if throughput > 0 else []
+    if not values:
+        return record
+    return replace(record, metrics={**record.metrics, "energy_per_token_j": estimate(values, "J")})
+
+
+def roofline_share(record: Record, server: Server) -> float | None:
+    """Decode speed as a share of what the memory bandwidth allows (1 = all of it); None where that is not known.
+
+    The ceiling of one request (tok/s, without speculation) is the record's or the server's; speculation may go beyond
+    it by as many tokens as are accepted at a time.
+    """
+    speed = record.metrics.get("decode_tok_s")
+    ceiling = record.server.get("roofline_tok_s", server.roofline_tok_s)
+    if speed is None or not isinstance(ceiling, int | float) or isinstance(ceiling, bool) or not ceiling > 0:
+        return None
+    accepted = record.metrics.get("acceptance_length")
+    return speed.mean / (ceiling * (max(1.0, accepted.mean) if accepted is not None else 1.0))
+
+
 # --- servers -------------------------------------------------------------------------------------
 
 
@@ -106,7 +137,7 @@ class Server:
     method: str = ""
     tp: int | None = None
     budget: int | None = None
-    bandwidth_ceiling: float | None = None  # tok/s of one request without speculation, where it was computed
+    roofline_tok_s: float | None = None  # of one request without speculation, where it was computed
 
 
 def flag(argv: Sequence[str], *names: str) -> str | None:
@@ -153,7 +184,7 @@ def _server(phase: str, name: str, asked: Mapping[str, Any], record: Record | No
         method=_word(asked.get("method")) or _method(phase, name),
         tp=tp,
         budget=budget,
-        bandwidth_ceiling=float(ceiling) if isinstance(ceiling, int | float) and ceiling > 0 else None,
+        roofline_tok_s=float(ceiling) if isinstance(ceiling, int | float) and ceiling > 0 else None,
     )
 
 
@@ -233,6 +264,16 @@ class Run:
 
     def points(self, phase: str, workload: str) -> list[str]:
         """The points of a workload in reading order: by size, then as they were measured."""
+        known = self._points.get((phase, workload))
+        if known is None:
+            known = self._points[phase, workload] = self._ordered_points(phase, workload)
+        return known
+
+    @cached_property
+    def _points(self) -> dict[tuple[str, str], list[str]]:
+        return {}
+
+    def _ordered_points(self, phase: str, workload: str) -> list[str]:
         first: dict[str, tuple[Any, ...]] = {}
         for place, record in enumerate(self.cells(phase, workload)):
             key = (*_sizes(record), place)

@@ -1,0 +1,254 @@
+"""The sections of a report that hold what was measured: phase by phase, and across them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from gpuctl.document import figures
+from gpuctl.document.blocks import Axis, Block, Cell, Column, Fold, Section, Series, Table
+from gpuctl.document.tables import by_metric, estimate_cell, identifier, matrix, point_titles, roofline, speedups
+from gpuctl.document.wording import group, label, plain
+from gpuctl.records import CellId, Estimate, Record, State
+from gpuctl.results.run import Run, headlines, metric
+
+
+def of_phase(run: Run, phase: str) -> Iterator[Block]:
+    """What was measured in one phase, a section a workload."""
+    for workload in run.workloads:
+        records = run.cells(phase, workload)
+        if not records:
+            continue
+        if workload == "decode":
+            blocks = _decode(run, phase, records)
+        elif workload in _SWEEPS:
+            blocks = _sweep(run, phase, records, workload)
+        else:
+            blocks = _other(run, phase, workload, records)
+        yield Section(identifier(phase, workload, "results"), plain(workload).capitalize(), tuple(blocks))
+    yield from _memory(run, phase)
+
+
+def _record_of(run: Run, phase: str, workload: str) -> Callable[[str, str], Record | None]:
+    return lambda server, point: run.by_cell.get(CellId(phase, server, workload, point))
+
+
+def _decode(run: Run, phase: str, records: Sequence[Record]) -> Iterator[Block]:
+    """A length of answer after the other: servers down, prompts across; then what was accepted, and what it cost.
+
+    The shortest answers are drawn and told in full; of the longer ones the details are folded away.
+    """
+    groups: dict[str, list[Record]] = {}
+    order = {point: i for i, point in enumerate(run.points(phase, "decode"))}
+    for record in sorted(records, key=lambda r: order[r.cell.point]):
+        groups.setdefault(group(record), []).append(record)
+    of = _record_of(run, phase, "decode")
+    for place, (title, members) in enumerate(groups.items()):
+        points = point_titles(run, phase, "decode", members)
+        units = {name: e.unit for record in members for name, e in record.metrics.items()}
+        name = next(iter(headlines("decode", units)), "decode_tok_s")
+        length = title.removeprefix("decode")
+        names = [s.name for s in run.servers[phase] if any(of(s.name, key) is not None for key, _ in points)]
+        id = identifier(phase, title)
+        caption = f"{metric(name).title}{length}"
+        yield matrix(id, caption, names, points, of, name, units.get(name, "tok/s"))
+        figure = figures.bars(f"fig-{id}", caption, id, run, phase, members, name) if place == 0 else None
+        if figure is not None:
+            yield figure
+        faster = speedups(f"{id}-speedup", f"Speed-up of decoding{length}", run, phase, points, of, name)
+        if faster is not None:
+            yield faster
+        details = tuple(_details(run, phase, id, length, names, points, of, units))
+        if place == 0:
+            yield from details
+        elif details:
+            yield Fold(f"More about decoding{length}", details)
+
+
+def _details(
+    run: Run,
+    phase: str,
+    id: str,
+    length: str,
+    names: Sequence[str],
+    points: Sequence[tuple[str, str]],
+    of: Callable[[str, str], Record | None],
+    units: Mapping[str, str],
+) -> Iterator[Block]:
+    """Acceptance lengths, energy and the share of the roofline, where they are known."""
+    for extra in ("acceptance_length", "energy_per_token_j"):
+        have = [n for n in names if any((r := of(n, key)) and extra in r.metrics for key, _ in points)]
+        if have:
+            yield matrix(
+                f"{id}-{identifier(extra)}", f"{metric(extra).title}{length}", have, points, of, extra, units[extra]
+            )
+    servers = [s for s in run.servers[phase] if s.name in names]
+    share = roofline(f"{id}-roofline", f"Share of the bandwidth roofline{length}", servers, points, of)
+    if share is not None:
+        yield share
+
+
+_SWEEPS = {
+    "concurrency": (Axis("Concurrent requests", doubling=True), ("output_tok_s", "decode_tok_s", "ttft_ms")),
+    "context": (Axis("Prompt", "tokens"), ("ttft_ms", "prefill_tok_s", "decode_tok_s")),
+}
+_DRAWN = {"concurrency": ("output_tok_s", "decode_tok_s"), "context": ("ttft_ms", "decode_tok_s")}
+
+
+def _sweep(run: Run, phase: str, records: Sequence[Record], workload: str) -> Iterator[Block]:
+    axis, names = _SWEEPS[workload]
+    points = point_titles(run, phase, workload, records)
+    of = _record_of(run, phase, workload)
+    servers = [s.name for s in run.servers[phase] if any(of(s.name, point) is not None for point, _ in points)]
+    units = {name: e.unit for record in records for name, e in record.metrics.items()}
+    over = f"over {axis.title.lower()}"
+    for name in [n for n in (*names, "energy_per_token_j") if n in units] or ["output_tok_s"]:
+        id = identifier(phase, workload, name)
+        caption = f"{metric(name).title} {over}"
+        yield matrix(id, caption, servers, points, of, name, units.get(name, "tok/s"))
+        if name in _DRAWN[workload]:
+            figure = figures.curves(f"fig-{id}", caption, id, run, phase, records, name, workload, axis)
+            if figure is not None:
+                yield figure
+        if name == "output_tok_s":
+            faster = speedups(f"{id}-speedup", f"Speed-up of {caption.lower()}", run, phase, points, of, name)
+            if faster is not None:
+                yield faster
+    if workload == "concurrency":
+        id = identifier(phase, "trade")
+        table = identifier(phase, workload, "output_tok_s")
+        figure = figures.trade(f"fig-{id}", "Throughput against the speed of one request", table, run, phase, records)
+        if figure is not None:
+            yield figure
+
+
+def _memory(run: Run, phase: str) -> Iterator[Block]:
+    """The most GPU memory that any cell of a server was seen to take."""
+    most: dict[str, Estimate] = {}
+    for record in run.records:
+        e = record.metrics.get("gpu_memory_bytes") if record.cell.phase == phase else None
+        if e is not None and (record.cell.server not in most or e.mean > most[record.cell.server].mean):
+            most[record.cell.server] = e
+    rows = tuple((Cell(plain(s.name)), estimate_cell(most[s.name])) for s in run.servers[phase] if s.name in most)
+    if rows:
+        columns = (Column("Server", text=True, code=True), Column("GPU memory"))
+        yield Table(identifier(phase, "memory"), "GPU memory, the most of any cell", columns, rows)
+
+
+# --- across phases -------------------------------------------------------------------------------
+
+
+def across_phases(run: Run) -> Iterator[Block]:
+    """The same method in several phases, and decode speed over the budget of tree verification."""
+    yield from _tensor_parallel(run)
+    for phase in run.phases:
+        yield from _budgets(run, phase)
+
+
+def _tensor_parallel(run: Run) -> Iterator[Block]:
+    """The same method in several phases: what more GPUs bring. One point of each kind is enough to see it."""
+    phases = [phase for phase in run.phases if phase not in run.foreign]
+    server = {(phase, s.method): s for phase in phases for s in run.servers[phase]}
+    methods = list(dict.fromkeys(method for _, method in server))
+    methods = [m for m in methods if sum((phase, m) in server for phase in phases) > 1]
+    if len(phases) < 2 or not methods:
+        return
+    for workload, name in (("decode", "decode_tok_s"), ("concurrency", "output_tok_s")):
+        point = _common_point(run, phases, workload)
+        if point is None:
+            continue
+        found = {
+            (method, phase): record
+            for (phase, method), s in server.items()
+            if (record := run.by_cell.get(CellId(phase, s.name, workload, point))) is not None
+        }
+        sample = next(iter(found.values()))
+        unit = next((r.metrics[name].unit for r in found.values() if name in r.metrics), "tok/s")
+        id = identifier("across", workload)
+        caption = f"{metric(name).title} by phase: {group(sample)}, {label(sample)}"
+        columns = [(phase, plain(phase)) for phase in phases]
+        yield matrix(id, caption, methods, columns, _lookup(found), name, unit, across=True, down="Method")
+        series = [
+            Series(
+                plain(phase),
+                tuple(
+                    figures.point(plain(m), found[m, phase], name)
+                    for m in methods
+                    if (m, phase) in found and name in found[m, phase].metrics
+                ),
+            )
+            for phase in phases
+        ]
+        axis = Axis(metric(name).title, unit)
+        figure = figures.grouped(f"fig-{id}", caption, "bars", Axis("Method"), axis, series, id)
+        if figure is not None:
+            yield figure
+
+
+def _lookup(found: Mapping[tuple[str, str], Record]) -> Callable[[str, str], Record | None]:
+    return lambda down, right: found.get((down, right))
+
+
+def _common_point(run: Run, phases: Sequence[str], workload: str) -> str | None:
+    """The point that most phases have: of decode the first, of a sweep the largest that was not limited."""
+    counts: dict[str, int] = {}
+    for phase in phases:
+        for point in run.points(phase, workload):
+            if any(r.state is State.OK and r.cell.point == point for r in run.cells(phase, workload)):
+                counts[point] = counts.get(point, 0) + 1
+    most = [point for point, count in counts.items() if count > 1 and count == max(counts.values())]
+    return (most[0] if workload == "decode" else most[-1]) if most else None
+
+
+def _budgets(run: Run, phase: str) -> Iterator[Block]:
+    """Decode speed over the budget of tree verification, a line a prompt."""
+    servers = [s for s in run.servers[phase] if s.budget is not None]
+    servers.sort(key=lambda s: s.budget or 0)
+    records = [r for r in run.cells(phase, "decode") if r.cell.server in {s.name for s in servers}]
+    if len({s.budget for s in servers}) < 2 or not records:
+        return
+    order = {point: i for i, point in enumerate(run.points(phase, "decode"))}
+    shortest = group(min(records, key=lambda r: order[r.cell.point]))
+    points = point_titles(run, phase, "decode", [r for r in records if group(r) == shortest])
+    of = _record_of(run, phase, "decode")
+    name = "decode_tok_s"
+    unit = next((r.metrics[name].unit for r in records if name in r.metrics), "tok/s")
+    id = identifier(phase, "budget")
+    caption = (
+        f"{plain(phase)}: {metric(name).title.lower()} over the verification budget{shortest.removeprefix('decode')}"
+    )
+    budget_of = {str(s.budget): s.name for s in servers}
+    yield matrix(
+        id, caption, list(budget_of), points, lambda b, p: of(budget_of[b], p), name, unit, across=True, down="Budget"
+    )
+    series = [
+        Series(
+            title,
+            tuple(
+                figures.point(float(s.budget or 0), record, name)
+                for s in servers
+                if (record := of(s.name, key)) is not None and name in record.metrics
+            ),
+        )
+        for key, title in points
+    ]
+    axis = Axis(metric(name).title, unit)
+    x = Axis("Budget", "tokens verified at once, less one", doubling=True)
+    figure = figures.grouped(f"fig-{id}", caption, "lines", x, axis, series, id)
+    if figure is not None:
+        yield figure
+
+
+def _other(run: Run, phase: str, workload: str, records: Sequence[Record]) -> Iterator[Block]:
+    """A workload that nobody drew a table for: all its headline figures, a row a cell."""
+    order = {point: i for i, point in enumerate(run.points(phase, workload))}
+    place = {server.name: i for i, server in enumerate(run.servers[phase])}
+    rows = sorted(records, key=lambda r: (place[r.cell.server], order[r.cell.point]))
+    names = headlines(workload, {name for record in records for name in record.metrics})
+    yield by_metric(
+        identifier(phase, workload),
+        f"{plain(workload).capitalize()}, all points",
+        rows,
+        names,
+        (lambda r: plain(r.cell.server), label),
+        ("Server", "Point"),
+    )
