@@ -7,16 +7,15 @@ anything. What cannot be read at all raises `NotARun`, with one line for the per
 from __future__ import annotations
 
 import gc
-import importlib
 import json
 import math
-import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from gpuctl import reports
+from gpuctl import plugins
 from gpuctl.document.outline import report
 from gpuctl.records import MEASURED, NotARecord, Record, State, from_json
 from gpuctl.results.comparison import NOISE_PERCENT, Comparison, compare, compare_phases, compare_servers
@@ -35,17 +34,21 @@ class NoSuchFormat(ValueError):
 
 def formats() -> list[str]:
     """The formats a report can have: a module of gpuctl.reports each."""
-    return sorted(module.name for module in pkgutil.iter_modules(reports.__path__))
+    return list(plugins.names("reports"))
 
 
 def render(run: Run, format: str, comparisons: Sequence[Comparison] = ()) -> bytes:
     """The report of a run as a file of that format. Raises NoSuchFormat."""
-    if format not in formats():
-        raise NoSuchFormat(f"no report format {format!r}; there are {', '.join(formats())}")
-    face = importlib.import_module(f"gpuctl.reports.{format}")
+    face = _face(format)
     with _collector_paused():
         rendered: bytes = face.render(report(run, comparisons))
     return rendered
+
+
+def _face(format: str) -> ModuleType:
+    if format not in formats():
+        raise NoSuchFormat(f"no report format {format!r}; there are {', '.join(formats())}")
+    return plugins.get("reports", format)
 
 
 @contextmanager

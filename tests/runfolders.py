@@ -44,16 +44,18 @@ class Folder:
         self.random = random.Random(seed)
         self.campaign = {"schema": "gpuctl.campaign/1", "name": name, "phases": {}, "servers": {}}
         self.fingerprint = {
-            "driver": "595.71.05",
-            "gpus": {"name": "NVIDIA RTX PRO 6000 Blackwell", "count": 8, "power_limit_w": 600},
-            "cuda": "13.2",
-            "engine": {"name": "sglang", "version": "0.5.16", "commit": "3c1f2ab"},
-            "model": {"name": "Qwen3.6-27B", "manifest": "sha256:5f1c0e77"},
-            "tuning": {"max_read_request_bytes": 4096, "numa_balancing": False},
+            "model": "5f1c0e77a9b04d1e",
+            "engine": {"name": "sglang", "sglang": "0.5.16", "commit": "3c1f2ab"},
+            "machine": {
+                "driver": "595.71.05",
+                "cuda": "13.2",
+                "gpus": {"name": "NVIDIA RTX PRO 6000 Blackwell", "count": 8, "power_limit_w": 600},
+                "tuning": {"max_read_request_bytes": 4096, "numa_balancing": False},
+            },
             "environment": {"NCCL_PROTO": "LL", "NCCL_ALGO": "Ring", "HF_TOKEN": "hf_secret"},
-            "load_agent": "1",
+            "load_agent": "9f2c11d04ab7",
         }
-        self.boot = {"node": "6b1f6c0e", "guest": "a0c4d7d2", "guest_started": 183745}
+        self.boot = {"boot_id": "6b1f6c0e-5f1d-4b39-9a53-0f2f3e6b1c55", "pid1_start": 183745}
         self.events = []
 
     def phase(self, name, title, servers, baseline=None):
@@ -103,7 +105,7 @@ class Folder:
             fingerprint_id=f"{hash_of(fingerprint):012x}",
             boot=self.boot,
             metrics={name: estimate([v[name] for v in values], UNITS.get(name, "")) for name in (means or {})},
-            reps=tuple({**v, "requests": 1, "failed": 0} for v in values),
+            reps=tuple({"n": n, "metrics": v, "requests": 1, "failed": 0} for n, v in enumerate(values)),
             failure=failure,
             notes=notes,
         )
@@ -168,7 +170,7 @@ def example(path, *, faster=1.0, driver=None, finished=True, seed=1):
     """The example campaign's shape: three phases, a reboot in the middle, a server that cannot run, every state."""
     f = Folder(path, "Qwen3.6-27B on kpro6", seed)
     if driver:
-        f.fingerprint["driver"] = driver
+        f.fingerprint["machine"]["driver"] = driver
     tree = {
         f"ddtree-b{n}": ("--speculative-algorithm", "DDTREE", "--speculative-ddtree-budget", str(n))
         for n in (12, 15, 16, 32, 64)
@@ -247,7 +249,7 @@ def small(path, *, faster=1.0, seed=1, driver=None):
     """One phase of two servers: short prompts, a sweep of concurrency, one failure."""
     f = Folder(path, "small", seed)
     if driver:
-        f.fingerprint["driver"] = driver
+        f.fingerprint["machine"]["driver"] = driver
     f.phase("tp1", "TP1 — single GPU", {"tp1-auto": argv(1), "tp1-linear": argv(1, *dflash())}, baseline="tp1-auto")
     f.campaign["command"] = ["gpuctl", "bench", "tp1", "-i", "inventory/kpro6"]
     f.event("run_started", phases=["tp1"])
@@ -307,7 +309,7 @@ def died(f, phase, server):
 def reboot(f):
     f.event("machine_away", 4, box="ct200", why="no answer for 30 s")
     f.event("machine_back", 214, box="ct200", boot="new node boot_id")
-    f.boot = {"node": "0d7be1a9", "guest": "77aa01fe", "guest_started": 2210}
+    f.boot = {"boot_id": "0d7be1a9-42c2-4d13-8a14-6a5f0b0f7c31", "pid1_start": 2210}
     f.event("healed", 12, finding="lxc_device_rules", what="nvidia-uvm 509 -> 511 allowed, guest restarted")
     f.event("healed", 71, finding="model_missing", what="52 GB staged into /dev/shm")
     f.event("server_started", 2, server="tp4-linear")

@@ -203,10 +203,10 @@ def test_the_driver_of_two_campaigns_is_named_and_the_gate_decides(tmp_path):
     new = load_run(runfolders.small(tmp_path / "new", faster=0.9, seed=2, driver="610.1"))
     (comparison,) = compare_with(new, str(tmp_path / "old"))
     assert comparison == compare(new, old)
-    assert "driver 595.71.05 -> 610.1" in comparison.conditions[0].words
+    assert "machine.driver 595.71.05 -> 610.1" in comparison.conditions[0].words
     assert gate(comparison, 5).outcome is Outcome.REGRESSED
     assert b"driver 595.71.05 -&gt; 610.1" in render(new, "html", [comparison])
-    assert b"driver 595.71.05 -> 610.1" in render(new, "terminal", [comparison])
+    assert b"machine.driver 595.71.05 -> 610.1" in render(new, "terminal", [comparison])
 
 
 def test_the_same_campaign_twice_has_no_difference(tmp_path):

@@ -98,7 +98,8 @@ def derived(record: Record) -> Record:
     """
     if "energy_per_token_j" in record.metrics or not {"gpu_power_w", "output_tok_s"} <= set(record.metrics):
         return record
-    pairs = [(rep.get("gpu_power_w"), rep.get("output_tok_s")) for rep in record.reps]
+    reps = [_mapping(rep.get("metrics")) for rep in record.reps]
+    pairs = [(rep.get("gpu_power_w"), rep.get("output_tok_s")) for rep in reps]
     values = [p / t for p, t in pairs if isinstance(p, int | float) and isinstance(t, int | float) and t > 0]
     throughput = record.metrics["output_tok_s"].mean
     if len(values) != len(pairs) or not values:
@@ -196,6 +197,10 @@ def _word(value: Any) -> str:
 
 
 # --- a run ---------------------------------------------------------------------------------------
+
+
+# Events after which a run that is not said to have finished has not.
+_AT_WORK = frozenset({"run_started", "server_started", "server_ready", "cell_done"})
 
 
 @dataclass(frozen=True)
@@ -316,14 +321,10 @@ class Run:
 
     @property
     def unfinished(self) -> str | None:
-        """When the run last did something, if its end was never recorded; None when it ended (or has no events)."""
-        last = None
-        for event in self.events:
-            if event.get("event") == "run_started":
-                last = event
-            elif event.get("event") == "run_finished":
-                last = None
-        return None if last is None else str(self.events[-1].get("t", "an unknown time"))
+        """When the run last did something, if its end was not recorded after that; None when it ended, or never ran."""
+        last = max((i for i, event in enumerate(self.events) if event.get("event") in _AT_WORK), default=-1)
+        ended = any(event.get("event") == "run_finished" for event in self.events[last:])
+        return None if last < 0 or ended else str(self.events[-1].get("t", "an unknown time"))
 
     @cached_property
     def _phases(self) -> dict[str, Mapping[str, Any]]:
