@@ -1,8 +1,8 @@
 """Why a server did not start, or died: read from its log, whatever the engine, however long and mangled the log.
 
-`diagnose` takes the bytes of a log and what the caller knows of the process, and gives a `Diagnosis`: how far the server
-came, what it can hold, and the causes, the most specific first. Lines that only say that something died are never causes;
-neither are warnings that every healthy log has. Pure: reading files and journals is the caller's.
+`diagnose` takes the bytes of a log and what the caller knows of the process, and gives a `Diagnosis`: how far the
+server came, what it can hold, and the causes, the most specific first. Lines that only say that something died are
+never causes; neither are warnings that every healthy log has. Pure: reading files and journals is the caller's.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gpuctl.engines
-from gpuctl.finding import Certainty, Finding, Layer, Severity
-from gpuctl.logs import cuda, host, packages
+from gpuctl.finding import Finding, Severity
+from gpuctl.logs import cuda, host, packages, verdict
 from gpuctl.logs.lines import BLOCK, Sieve, read
-from gpuctl.logs.rule import Capacity, Engine, Hit, Kind, Line, Raised, Rule, Stage, Story, shown
+from gpuctl.logs.rule import Capacity, Engine, Hit, Line, Rule, Story
 from gpuctl.logs.trace import Traces
 
 _COMMON = (*host.RULES, *packages.RULES, *cuda.RULES)
@@ -26,12 +26,12 @@ STARTS_KEPT = 20
 # Every literal that a rule, fact, stage or traceback looks for holds one of these (a test sees to it); few, because a
 # line of a new shape is searched for each.
 GATES = (
-    b"rror", b"iled", b"mem", b"model", b"ize", b"not ", b"server", b"ache ", b"len", b"No ", b"id ", b"weight", b"ece",
-    b"CUDA", b"nit", b"ill", b"t an ", b"raph ", b"able ", b"pool", b"alread", b"num_", b"tart", b"exit", b"build",
-    b"_re", b"default", b"TllmGen", b"n_slots", b"capped", b"reduced", b"Maximum", b"supported", b"TMA", b"HAMI",
-    b"tensor", b"Unknown", b"ambiguous", b"offloaded", b"W4A16", b"watchdog", b"libvgpu", b"vocab", b"nvcc", b"Traceback",
-    b"listening", b"following", b"undefined", b"SIGTERM", b"disabled", b"FusedMoe", b"MoE", b"xception", b"entation",
-    b"onnection", b"complete", b"took", b"image", b"Sleeping",
+    b"rror", b"iled", b"mem", b"model", b"ize", b"not ", b"server", b"ache ", b"len", b"No ", b"id ", b"weight",
+    b"ece", b"CUDA", b"nit", b"ill", b"t an ", b"raph ", b"able ", b"pool", b"alread", b"num_", b"tart", b"exit",
+    b"build", b"_re", b"default", b"TllmGen", b"n_slots", b"capped", b"reduced", b"Maximum", b"supported", b"TMA",
+    b"HAMI", b"tensor", b"Unknown", b"ambiguous", b"offloaded", b"W4A16", b"watchdog", b"libvgpu", b"vocab", b"nvcc",
+    b"Traceback", b"listening", b"following", b"undefined", b"SIGTERM", b"disabled", b"FusedMoe", b"MoE", b"xception",
+    b"entation", b"onnection", b"complete", b"took", b"image", b"Sleeping", b"missing and no",
 )  # fmt: skip
 
 
@@ -57,8 +57,8 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
-        """failed | stopped | serving | starting."""
-        if self.died or (self.causes and not self.ready):
+        """failed | stopped | serving | starting. A server that is there and has a cause does not serve, either."""
+        if self.died or self.causes:
             return "failed"
         if self.stopped:
             return "stopped"
@@ -92,8 +92,8 @@ def diagnose(
 ) -> Diagnosis:
     """Reads a log given as lines or pieces of any size.
 
-    `engine`: its name, where the caller knows it (else it is recognised). `exit_status`: the process's, as a shell or as
-    Python gives it (137 and -9 are the same). `running`: whether the process is still there, where that is known.
+    `engine`: its name, where the caller knows it (else it is recognised). `exit_status`: the process's, as a shell or
+    as Python gives it (137 and -9 are the same). `running`: whether the process is still there, where that is known.
     """
     reader = Reader(engine)
     parts: list[bytes] = []
@@ -108,13 +108,22 @@ def diagnose(
     return reader.diagnosis(exit_status=exit_status, running=running)
 
 
+def common_rules() -> tuple[Rule, ...]:
+    """The rules for what can stand in the log of any engine."""
+    return _COMMON
+
+
 def engines() -> dict[str, Engine]:
     """The engines that can be recognised: every folder of gpuctl/engines that holds a log.py."""
     found = {}
     for module in pkgutil.iter_modules(gpuctl.engines.__path__):
-        name = f"gpuctl.engines.{module.name}.log"
-        if module.ispkg and importlib.util.find_spec(name) is not None:
-            found[module.name] = importlib.import_module(name).ENGINE
+        if not module.ispkg:
+            continue
+        try:
+            found[module.name] = importlib.import_module(f"gpuctl.engines.{module.name}.log").ENGINE
+        except ModuleNotFoundError as error:
+            if error.name != f"gpuctl.engines.{module.name}.log":
+                raise
     return found
 
 
@@ -236,9 +245,9 @@ class Reader:
             if stopped in text:
                 start.told[name] = True
         for fact in engine.facts:
-            if fact.needle in text and (match := fact.pattern.search(text)) is not None:
-                if start.owner.setdefault(fact.needle, line.rank) == line.rank:
-                    fact.note(match, start.story)
+            match = fact.pattern.search(text) if fact.needle in text else None
+            if match is not None and start.owner.setdefault(fact.needle, line.rank) == line.rank:
+                fact.note(match, start.story)
 
     def _systemd(self, text: str) -> None:
         """Takes the exit status from systemd's own words."""
@@ -294,15 +303,15 @@ class Reader:
         hits = [hit for hit in start.hits if id(hit.rule) not in others]
         for hit in hits:
             story.hits.setdefault(hit.rule.id, hit)
-        first = _first_raised(story, engine)
-        causes, warnings = _weigh(hits, story, first)
-        if not _explained(causes, first, hits):
-            causes.append((45.0, first.order if first else 0, _unrecognised(first, story)) if first else None)
+        first = verdict.first_raised(story, engine)
+        causes, warnings = verdict.weigh(hits, story, first)
+        if not verdict.explained(causes, first, hits):
+            causes.append((45.0, first.order if first else 0, verdict.unrecognised(first, story)) if first else None)
         ranked = [c for c in causes if c is not None]
         ranked.sort(key=lambda cause: (-cause[0], cause[1]))
         found = [finding for specific, _, finding in ranked if specific >= 45 or ranked[0][0] < 45]
         if not found:
-            silent = _silence(story, engine)
+            silent = verdict.silence(story, engine)
             if silent is not None:
                 (found if silent.severity is Severity.CRITICAL else warnings).append(silent)
         stages = engine.stages if engine else ()
@@ -310,7 +319,7 @@ class Reader:
             engine=name,
             version=story.version,
             stage=story.stage,
-            stage_title=_title(stages, story.stage),
+            stage_title=verdict.title(stages, story.stage),
             stages=tuple(story.stages),
             ready=story.ready,
             died=story.died,
@@ -319,193 +328,7 @@ class Reader:
             starts=self._starts + 1,
             capacity=story.capacity,
             arguments=dict(story.arguments),
-            causes=_once(found),
-            warnings=_once(warnings),
+            causes=verdict.once(found),
+            warnings=verdict.once(warnings),
             exception=str(first) if first else "",
         )
-
-
-_Weighed = tuple[float, int, Finding]
-
-
-def _weigh(hits: list[Hit], story: Story, first: Raised | None) -> tuple[list[_Weighed | None], list[Finding]]:
-    """The findings of the hits: causes with their weight and place, and warnings."""
-    causes: list[_Weighed | None] = []
-    warnings: list[Finding] = []
-    told: set[tuple[str, str]] = set()
-    for hit in hits:
-        if (hit.rule.id, hit.line.rank) in told:
-            continue
-        finding = hit.rule.finding(hit, story)
-        if finding is None:
-            continue
-        told.add((hit.rule.id, hit.line.rank))
-        if finding.severity is not Severity.CRITICAL or hit.rule.kind is not Kind.CAUSE:
-            warnings.append(finding)
-            continue
-        weight = float(hit.rule.specificity)
-        raised = hit.line.raised
-        if raised is not None and first is not None and raised is not first and not _related(raised, first):
-            # Another exception: of a rank that died later, or one that was caught while starting.
-            weight -= 30
-            if not raised.fatal:
-                finding = replace(finding, certainty=Certainty.POSSIBLE)
-        causes.append((weight, hit.line.order, finding))
-    return causes, warnings
-
-
-def _first_raised(story: Story, engine: Engine | None) -> Raised | None:
-    """The first exception of the first rank that died."""
-    envelope = engine.envelope if engine else ()
-    raised = [r for r in story.raised if not any(text in str(r) for text in envelope)]
-    fatal = [r for r in raised if r.fatal]
-    if fatal:
-        return fatal[0]
-    # Without the words that announce death, the last is what ended the process, if the process ended.
-    return raised[-1] if raised and (story.died or not story.ready) else None
-
-
-def _related(one: Raised, other: Raised) -> bool:
-    """Whether one was raised from the other, or says the same."""
-    if str(one) == str(other):
-        return True
-    return (one.root is not None and _related(one.root, other)) or (
-        other.root is not None and _related(one, other.root)
-    )
-
-
-def _explained(causes: list[_Weighed | None], first: Raised | None, hits: list[Hit]) -> bool:
-    """Whether a rule knows the exception: it matched its last line, the lines after it, or those shortly before it."""
-    if first is None:
-        return True
-    known = {finding.evidence[0] for _, _, finding in filter(None, causes) if finding.evidence}
-    for hit in hits:
-        if hit.rule.kind is not Kind.CAUSE or hit.rule.specificity < 20 or shown(hit.line) not in known:
-            continue
-        raised = hit.line.raised
-        if raised is not None and (raised is first or _related(raised, first)):
-            return True
-        if raised is None and -3 <= hit.line.order - first.order <= 12:
-            return True
-        if hit.rule.specificity >= 90:
-            return True
-    return False
-
-
-def _unrecognised(first: Raised, story: Story) -> Finding:
-    where = f"{first.frames[-1]}" if first.frames else ""
-    during = f" while {first.stage}" if first.stage else ""
-    speculation = story.flag("speculative_algorithm") or story.flag("speculative_config")
-    evidence = [str(first)[:500]]
-    if where:
-        evidence.append(f"raised at {where}")
-    if first.root is not None:
-        evidence.append(f"first: {str(first.root)[:300]}")
-    return Finding(
-        summary=f"The server died of an exception{during}: {str(first)[:300]}",
-        layer=Layer.SERVER,
-        certainty=Certainty.LIKELY,
-        evidence=tuple(evidence),
-        separates=f"whether it starts without speculation ({speculation})" if speculation else "",
-        advice="gpuctl does not know this failure: its own words are the best there is. "
-        + (
-            "If it starts without speculation, the engine does not support this speculation for this model."
-            if speculation
-            else "Try the engine's newest release, then search its issues for the last line."
-        ),
-        id="unrecognised-failure",
-    )
-
-
-def _silence(story: Story, engine: Engine | None) -> Finding | None:
-    """What a log that names no cause means: killed, still starting, or hung."""
-    last = story.last.text if story.last is not None else ""
-    status = story.exit_status
-    if story.died:
-        return _ended(story, engine, last, status)
-    if engine is None or story.ready or not (story.stages or last):
-        return None
-    if any(text in last for text in ("is using nccl==", "Init torch distributed begin", "NCCL INFO")):
-        return Finding(
-            summary="The log ends where the GPUs first talk to each other. If it stays there, PCIe peer-to-peer traffic is "
-            "redirected by the IOMMU or ACS and never arrives",
-            layer=Layer.TUNING,
-            severity=Severity.WARNING,
-            certainty=Certainty.POSSIBLE,
-            evidence=(last[:300],),
-            separates="GPUs at 100 % use and a third of their power with a few hundred MiB in use: hung. Otherwise starting",
-            advice="`gpuctl topo` shows ACS and IOMMU. Disable ACS on the bridges or the IOMMU in the BIOS (amd_iommu=off, "
-            "iommu=pt); to get by, NCCL_P2P_DISABLE=1 together with --disable-custom-all-reduce.",
-            id="gpus-do-not-answer",
-        )
-    if "utotun" in last:
-        return Finding(
-            summary="The log ends while FlashInfer tunes its kernels. If it stays there, something still uses peer-to-peer "
-            "between the GPUs although NCCL does not",
-            layer=Layer.TUNING,
-            severity=Severity.WARNING,
-            certainty=Certainty.POSSIBLE,
-            evidence=(last[:300],),
-            separates="GPUs at 100 % use and a third of their power: hung. Otherwise tuning",
-            advice="With NCCL_P2P_DISABLE=1 also turn off custom all-reduce (--disable-custom-all-reduce) and symmetric memory.",
-            id="autotune-hang",
-        )
-    doing = engine.loading.get(story.stage, "")
-    return Finding(
-        summary=f"The log ends while starting, after: {_title(engine.stages, story.stage) or 'the first lines'}. "
-        + (f"{doing}" if doing else "Nothing says why it goes no further"),
-        layer=Layer.SERVER,
-        severity=Severity.WARNING,
-        certainty=Certainty.POSSIBLE,
-        evidence=(last[:300],),
-        separates="no disk reads, no growth of GPU memory and no new line for minutes: hung. Otherwise starting",
-        advice="Wait, or look again with `gpuctl status`.",
-        id="still-starting",
-    )
-
-
-def _ended(story: Story, engine: Engine | None, last: str, status: int | None) -> Finding:
-    if status == -9:
-        kills_itself = engine is not None and engine.name == "sglang"
-        return Finding(
-            summary="The server was ended with SIGKILL and its log gives no reason"
-            + ("; SGLang ends so after an ordinary stop, too" if kills_itself and story.ready else ""),
-            layer=Layer.SERVER,
-            certainty=Certainty.POSSIBLE,
-            evidence=(f"exit status {status}", f"last line: {last[:300]}"),
-            separates="`journalctl -k -g 'Out of memory'` on the host: the kernel's OOM killer, or not",
-            advice="Look there. Otherwise: who stopped it (`journalctl -u UNIT`), and is the log complete?",
-            id="killed-without-reason",
-        )
-    if status == 1 and not story.stages[1:] and engine is not None and engine.name == "sglang":
-        return Finding(
-            summary="The server ended with status 1 before any of its processes said a word: what starts them failed. In a "
-            "container that is often numactl, which may not bind memory",
-            layer=Layer.CONTAINER,
-            certainty=Certainty.POSSIBLE,
-            evidence=(f"exit status {status}", f"last line: {last[:300]}"),
-            separates="`numactl --membind=0 true` in the container fails",
-            advice="Set SGLANG_NUMA_BIND_V2=0.",
-            id="numa-binding",
-        )
-    said = f"exit status {status}" if status is not None else "its last lines say so"
-    return Finding(
-        summary=f"The server died ({said}) and its log names no cause",
-        layer=Layer.SERVER,
-        certainty=Certainty.POSSIBLE,
-        evidence=(f"last line: {last[:300]}",),
-        advice="Look at the whole log (a part may be missing), and at `journalctl -u UNIT`.",
-        id="died-without-reason",
-    )
-
-
-def _title(stages: Iterable[Stage], name: str) -> str:
-    return next((stage.title for stage in stages if stage.name == name), "")
-
-
-def _once(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Each id once, the first."""
-    kept: dict[str, Finding] = {}
-    for finding in findings:
-        kept.setdefault(finding.id, finding)
-    return tuple(kept.values())

@@ -29,8 +29,9 @@ def _killed(hit: Hit, story: Story) -> Finding:
     return hit.rule.say(
         hit,
         summary=f"The kernel's OOM killer ended {who or 'the server'}{used}: {limit} was exhausted",
-        advice="This is host memory, not GPU memory. A model in tmpfs counts as memory; so does each rank's copy while it "
-        "loads. Stage less, load fewer ranks at once, raise MemoryMax= of the unit or the container, add swap.",
+        advice="This is host memory, not GPU memory. A model in tmpfs counts as memory; so does each rank's copy "
+        "while it loads. Stage less, load fewer ranks at once, raise MemoryMax= of the unit or the container, add "
+        "swap.",
     )
 
 
@@ -40,8 +41,8 @@ def _storm(hit: Hit, story: Story) -> Finding | None:
         return None
     return hit.rule.say(
         hit,
-        summary=f"systemd has restarted the server {count} times: it fails the same way each time, and each start loads the "
-        "host with reading the model",
+        summary=f"systemd has restarted the server {count} times: it fails the same way each time, and each start "
+        "loads the host with reading the model",
         advice="Stop it (`systemctl stop UNIT`), mend the cause, and set Restart=no (or StartLimitBurst=2).",
     )
 
@@ -55,15 +56,15 @@ RULES = (
     rule("host-out-of-memory", "killed by the OOM killer", r"A process of this unit has been killed by the OOM killer",
          specificity=94, explain=_killed),
     rule("port-in-use", "ddress already in use",
-         r"bind on address \('[^']*', (?P<port>\d+)\)|(?:\[Errno 98\] )?[Aa]ddress already in use(?:.{0,60}?:(?P<other>\d+))?",
-         specificity=90, explain=_port),
+         r"bind on address \('[^']*', (?P<port>\d+)\)|(?:\[Errno 98\] )?[Aa]ddress already in "
+         r"use(?:.{0,60}?:(?P<other>\d+))?", specificity=90, explain=_port),
     rule("port-in-use", "is not available in", r"\w+ at (?P<port>\d+) is not available in (?P<seconds>\d+) seconds",
          specificity=90, explain=_port),
     rule("port-in-use", "Port is already in use", r"Port is already in use", specificity=85, explain=_port),
     rule("port-in-use", "couldn't bind HTTP server socket", r"port: (?P<port>\d+)", specificity=90, explain=_port),
-    rule("disk-full", "No space left on device", r"No space left on device",
-         "A file system is full", "`df -h` on the server's machine: the caches of compiled kernels (~/.cache, /tmp), logs and "
-         "/dev/shm are the usual places.", specificity=60, layer=Layer.CONTAINER),
+    rule("disk-full", "No space left on device", r"No space left on device", "A file system is full",
+         "`df -h` on the server's machine: the caches of compiled kernels (~/.cache, /tmp), logs and /dev/shm are "
+         "the usual places.", specificity=60, layer=Layer.CONTAINER),
     rule("numa-binding", "setting membind", r"setting membind: (?P<why>.{1,40})",
          "numactl may not bind memory here ({why}), so the server's processes end before Python starts",
          "In a container set SGLANG_NUMA_BIND_V2=0, or allow set_mempolicy (CAP_SYS_NICE) and the GPU's NUMA node "
@@ -74,7 +75,7 @@ RULES = (
          "(cpuset.mems).", specificity=90, layer=Layer.CONTAINER),
     rule("crashed-native", "Segmentation fault", r"Segmentation fault",
          "The server crashed in native code (segmentation fault)",
-         "The frames in the log below it say in which library; a kernel package that does not fit the installed torch is the "
-         "usual cause.", specificity=45, certainty=Certainty.LIKELY),
+         "The frames in the log below it say in which library; a kernel package that does not fit the installed "
+         "torch is the usual cause.", specificity=45, certainty=Certainty.LIKELY),
     warning("restart-storm", "restart counter is at", r"restart counter is at (?P<count>\d+)", explain=_storm),
 )  # fmt: skip

@@ -26,7 +26,7 @@ class Sieve:
     """Cuts bytes into lines and lets through those that may matter.
 
     `gates` are literals: a line without any of them is dull. While `attend` is true every line is let through
-    (inside a traceback). Bytes come in pieces of any size; lines may be ended by \\n, \\r\\n or the \\r of progress bars.
+    (inside a traceback). Bytes come in pieces of any size; lines may be ended by \\n, \\r\\n or a progress bar's \\r.
     """
 
     def __init__(self, gates: tuple[bytes, ...]) -> None:
@@ -38,7 +38,7 @@ class Sieve:
         self._skipping = False  # inside a line that was too long
         self._dull: set[bytes] = set()
         self._seen: dict[bytes, int] = {}
-        self._held = 0
+        self.held = 0
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Takes the next bytes; gives the lines that matter as soon as a block is full."""
@@ -99,7 +99,7 @@ class Sieve:
                     times = seen.get(shape, 0) + 1
                     seen[shape] = times
                     if times == 1:
-                        self._held += len(shape)
+                        self.held += len(shape)
                     elif times > ENOUGH:
                         dull.add(shape)
                         break
@@ -108,11 +108,11 @@ class Sieve:
             else:
                 if len(shape) <= HEAD:
                     dull.add(shape)
-                    self._held += len(shape)
-            if self._held > HELD:
+                    self.held += len(shape)
+            if self.held > HELD:
                 dull.clear()
                 seen.clear()
-                self._held = 0
+                self.held = 0
 
 
 _FIELD = rb'"\s*:\s*("[^"\\]*(?:\\.[^"\\]*)*"|\[[\d,\s]*\])'
@@ -123,7 +123,7 @@ _MARK = b"\x01"  # in front of what came out of the journal's JSON: \x01identifi
 
 def _message(line: bytes) -> bytes:
     """The message in a line of `journalctl -o json`, marked with who wrote it; any other line as it is."""
-    if not line.startswith(b"{"):
+    if b"{" not in line[:32]:
         return line
     start = line.find(b'"MESSAGE":"') + 11
     text = line[start : line.find(b'"', start)] if start > 10 else b"\\"

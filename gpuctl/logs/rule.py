@@ -157,8 +157,8 @@ class Rule:
     """A line that means something. `needle` is a literal the line must hold: it is looked for first.
 
     `summary` and `advice` may name groups of `pattern` in braces. A rule whose words depend on more than its line
-    has `explain`, which may also say that the line means nothing (None). Of several causes the more specific comes first:
-    90 names the very thing, 50 is a usual cause, 20 is what usually follows from another.
+    has `explain`, which may also say that the line means nothing (None). Of several causes the more specific comes
+    first: 90 names the very thing, 50 is a usual cause, 20 is what usually follows from another.
     """
 
     id: str
@@ -274,47 +274,3 @@ def size(count: float) -> str:
     if abs(count) >= MIB:
         return f"{count / MIB:.1f} MiB"
     return f"{count / 1024:.1f} KiB" if abs(count) >= 1024 else f"{count:.0f} B"
-
-
-def whole(text: str) -> int | None:
-    """An integer, or None for text that is none."""
-    try:
-        return int(text)
-    except ValueError:
-        return None
-
-
-def tracked(raised: Raised, frames: tuple[str, ...]) -> tuple[str, ...]:
-    """Of `frames`, those that the traceback passed through."""
-    return tuple(name for name in frames if raised.passed(name))
-
-
-__all__ = [
-    "GIB",
-    "MIB",
-    "SEVERITY",
-    "Capacity",
-    "Certainty",
-    "Engine",
-    "Explain",
-    "FactLine",
-    "Finding",
-    "Hit",
-    "Kind",
-    "Layer",
-    "Line",
-    "Raised",
-    "Rule",
-    "Severity",
-    "Stage",
-    "Story",
-    "fact",
-    "gib",
-    "mib",
-    "rule",
-    "shown",
-    "size",
-    "tracked",
-    "warning",
-    "whole",
-]

@@ -109,9 +109,9 @@ FACTS = (
     fact("Load weight end", r"avail mem=(?P<free>[\d.]+) GB(?:, mem usage=(?P<used>[\d.]+) GB)?", _loaded),
     fact(
         "Mamba Cache is allocated",
-        r"max_mamba_cache_size: (?P<slots>\d+), conv_state size: (?P<conv>[\d.]+) ?GB, ssm_state size: (?P<ssm>[\d.]+) ?GB"
-        r"(?:,? intermediate_ssm_state_cache size: (?P<verify>[\d.]+) ?GB)?"
-        r"(?:,? intermediate_conv_window_cache size: (?P<window>[\d.]+) ?GB)?",
+        r"max_mamba_cache_size: (?P<slots>\d+), conv_state size: (?P<conv>[\d.]+) ?GB, ssm_state size: "
+        r"(?P<ssm>[\d.]+) ?GB(?:,? intermediate_ssm_state_cache size: (?P<verify>[\d.]+) ?GB)?(?:,? "
+        r"intermediate_conv_window_cache size: (?P<window>[\d.]+) ?GB)?",
         _states,
     ),
     fact(
@@ -149,7 +149,8 @@ def _no_acceptance(hit: Hit, story: Story) -> Finding | None:
     algorithm = story.flag("speculative_algorithm") or "speculation"
     return hit.rule.say(
         hit,
-        summary=f"The drafter's tokens are never accepted (accept len 1.00, {algorithm}): speculation costs and gives nothing",
+        summary=f"The drafter's tokens are never accepted (accept len 1.00, {algorithm}): speculation costs and gives "
+        "nothing",
         advice="Check that the draft model belongs to this target, and that an EAGLE-3 drafter runs with "
         "--speculative-algorithm EAGLE3 (EAGLE takes it without an error).",
     )
@@ -161,9 +162,10 @@ def _track_index(hit: Hit, story: Story) -> Finding:
     return hit.rule.say(
         hit,
         id="speculative-start-race",
-        summary="Speculation on a hybrid model crashed at its first verify step, during warm-up: a race of SGLang 0.5.13 "
-        "that ends about one start in five",
-        advice="Start again (at most twice), or use a newer SGLang; --mamba-scheduler-strategy no_buffer avoids the code.",
+        summary="Speculation on a hybrid model crashed at its first verify step, during warm-up: a race of SGLang "
+        "0.5.13 that ends about one start in five",
+        advice="Start again (at most twice), or use a newer SGLang; --mamba-scheduler-strategy no_buffer avoids the "
+        "code.",
     )
 
 
@@ -172,8 +174,9 @@ def _capped(hit: Hit, story: Story) -> Finding:
     return hit.rule.say(
         hit,
         summary=f"The server runs {hit['got']} requests at once, {asked} were asked for: memory for no more",
-        advice="Measurements above that concurrency are queueing, not serving. More: a higher --mamba-full-memory-ratio "
-        "(hybrid models) or --mem-fraction-static, --mamba-ssm-dtype bfloat16, fewer draft tokens, more GPUs.",
+        advice="Measurements above that concurrency are queueing, not serving. More: a higher "
+        "--mamba-full-memory-ratio (hybrid models) or --mem-fraction-static, --mamba-ssm-dtype bfloat16, fewer draft "
+        "tokens, more GPUs.",
     )
 
 
@@ -184,10 +187,11 @@ def _killed(hit: Hit, story: Story) -> Finding:
         return hit.rule.say(
             hit,
             certainty=Certainty.LIKELY,
-            summary=f"The process {who} was ended from outside with SIGKILL: it printed no exception. The kernel's OOM killer "
-            "does that, and so does a person",
+            summary=f"The process {who} was ended from outside with SIGKILL: it printed no exception. The kernel's "
+            "OOM killer does that, and so does a person",
             separates="`journalctl -k -g 'Out of memory'` on the host: a line with this pid proves the OOM killer",
-            advice="Look there first. If it is the OOM killer: less in host memory (tmpfs, ranks loading at once) or more of it.",
+            advice="Look there first. If it is the OOM killer: less in host memory (tmpfs, ranks loading at once) or "
+            "more of it.",
         )
     return hit.rule.say(
         hit,
@@ -195,20 +199,23 @@ def _killed(hit: Hit, story: Story) -> Finding:
         certainty=Certainty.LIKELY,
         summary=f"The process {who} ended with exit status {code} and printed no exception"
         + (f" (signal {-code}: a crash in native code)" if code in (-11, -6, -7, -4) else ""),
-        advice="Its own lines before this one, and `dmesg`, say more; PYTHONFAULTHANDLER=1 prints the stack at a crash.",
+        advice="Its own lines before this one, and `dmesg`, say more; PYTHONFAULTHANDLER=1 prints the stack at a "
+        "crash.",
     )
 
 
-_LOWER_CONTEXT = "Lower --context-length to {limit}, or set SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 if the model is \
+_LOWER_CONTEXT = (
+    "Lower --context-length to {limit}, or set SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 if the model is \
 meant to go beyond."
+)
 
 RULES = (
     # Memory
     rule("state-slots-starved", "max_running_request", r"max_running_requests? is zero",
          specificity=90, explain=shortage.no_requests),
     rule("state-slots-starved", "state cache is too small",
-         r"state cache is too small to serve any requests. max_mamba_cache_size=(?P<slots>-?\d+), mamba_ratio=(?P<ratio>\d+)",
-         specificity=90, explain=shortage.no_requests),
+         r"state cache is too small to serve any requests. max_mamba_cache_size=(?P<slots>-?\d+), "
+         r"mamba_ratio=(?P<ratio>\d+)", specificity=90, explain=shortage.no_requests),
     rule("state-cache-no-memory", "Not enough GPU memory for hybrid",
          r"Computed max_mamba_cache_size=(?P<slots>-?\d+) \(total_rest_memory=(?P<rest>-?[\d.]+) GB, "
          r"mamba_cache_per_req=(?P<state>[\d.]+) MB\)",
@@ -220,28 +227,29 @@ RULES = (
          specificity=85, explain=shortage.no_memory_for_kv),
     rule("negative-kv-pool", "is larger than the profiled value -",
          r"max_total_tokens=(?P<asked>\d+) is larger than the profiled value (?P<pool>-\d+)",
-         "The KV cache came out negative ({pool} tokens): the weights exceed the memory budget, and --max-total-tokens hides it",
-         "Raise --mem-fraction-static (or leave it out), use more GPUs or quantised weights. --max-total-tokens cannot help.",
-         specificity=88),
+         "The KV cache came out negative ({pool} tokens): the weights exceed the memory budget, and "
+         "--max-total-tokens hides it",
+         "Raise --mem-fraction-static (or leave it out), use more GPUs or quantised weights. --max-total-tokens "
+         "cannot help.", specificity=88),
     warning("requests-capped", "is capped to",
             r"max_running_requests is capped to (?P<got>\d+) by the mamba state cache(?P<asked>)", explain=_capped),
     warning("requests-capped", "was reduced from the requested",
             r"max_running_requests was reduced from the requested (?P<asked>\d+) to (?P<got>\d+)", explain=_capped),
     rule("state-slots-exhausted", "Can not alloc mamba cache", r"Can not alloc mamba cache",
          "The recurrent-state slots ran out while serving: concurrent long prompts need one more than is planned for",
-         "Use --mamba-scheduler-strategy extra_buffer (not extra_buffer_lazy), more slots (--max-mamba-cache-size or a higher "
-         "--mamba-full-memory-ratio), fewer running requests, or a newer SGLang.", specificity=85),
+         "Use --mamba-scheduler-strategy extra_buffer (not extra_buffer_lazy), more slots (--max-mamba-cache-size "
+         "or a higher --mamba-full-memory-ratio), fewer running requests, or a newer SGLang.", specificity=85),
     rule("gpu-out-of-memory", "CUDA out of memory",
-         r"CUDA out of memory\. Tried to allocate (?P<wanted>[\d.]+ \w+)\.(?:.{0,120}?of which (?P<free>[\d.]+ \w+) is free)?",
-         specificity=70, explain=shortage.out_of_memory),
+         r"CUDA out of memory\. Tried to allocate (?P<wanted>[\d.]+ \w+)\.(?:.{0,120}?of which (?P<free>[\d.]+ "
+         r"\w+) is free)?", specificity=70, explain=shortage.out_of_memory),
     rule("swa-pool-too-small", "SWA pool", r"SWA pool \((?P<tokens>\d+) tokens\) cannot hold even one request",
          "The sliding-window part of the KV cache has {tokens} tokens: no request fits",
          "Raise --swa-full-tokens-ratio, or the whole KV budget (--mem-fraction-static).", specificity=88),
     warning("prompt-exceeds-kv-cache", "exceeds the maximum allowed length",
             r"Input length \((?P<prompt>\d+) tokens\) exceeds the maximum allowed length \((?P<limit>\d+) tokens\)",
             "Prompts of {prompt} tokens are refused: the KV cache holds {limit} tokens, less than the context window",
-            "Compare max_total_num_tokens with context_len in the start-up log: more KV memory (--mem-fraction-static, "
-            "--kv-cache-dtype fp8_e4m3) or shorter prompts."),
+            "Compare max_total_num_tokens with context_len in the start-up log: more KV memory "
+            "(--mem-fraction-static, --kv-cache-dtype fp8_e4m3) or shorter prompts."),
     rule("context-exceeded", "is longer than the model's context length",
          r"input \((?P<prompt>\d+) tokens\) is longer than the model's context length \((?P<limit>\d+) tokens\)",
          "Prompts of {prompt} tokens are refused: the context window is {limit} tokens",
@@ -249,24 +257,29 @@ RULES = (
     # Flags
     rule("speculative-three-or-none", "AssertionError", r"^AssertionError$",
          "--speculative-eagle-topk or --speculative-num-draft-tokens is given without --speculative-num-steps",
-         "Give all three of --speculative-num-steps, --speculative-eagle-topk and --speculative-num-draft-tokens, or none "
-         "(then SGLang chooses, for example 3, 1, 4).", specificity=92, within="speculative", explain=_three_or_none),
+         "Give all three of --speculative-num-steps, --speculative-eagle-topk and --speculative-num-draft-tokens, "
+         "or none (then SGLang chooses, for example 3, 1, 4).", specificity=92, within="speculative",
+         explain=_three_or_none),
     rule("context-exceeds-model", "User-specified context_length",
-         r"User-specified context_length \((?P<given>\d+)\) is greater than the derived context_length \((?P<limit>\d+)\)",
-         "--context-length {given} is more than the model's {limit} tokens", _LOWER_CONTEXT, specificity=90),
+         r"User-specified context_length \((?P<given>\d+)\) is greater than the derived context_length "
+         r"\((?P<limit>\d+)\)", "--context-length {given} is more than the model's {limit} tokens", _LOWER_CONTEXT,
+         specificity=90),
     rule("context-exceeds-model", "context_length (",
-         r"Target model's context_length \((?P<given>\d+)\) is greater than the derived context_length \((?P<limit>\d+)\)",
-         "The drafter's context of {limit} tokens is less than the target's {given}", _LOWER_CONTEXT, specificity=90),
+         r"Target model's context_length \((?P<given>\d+)\) is greater than the derived context_length "
+         r"\((?P<limit>\d+)\)", "The drafter's context of {limit} tokens is less than the target's {given}",
+         _LOWER_CONTEXT, specificity=90),
     rule("tp-not-divisible", "AssertionError", r"^AssertionError(?:: .*)?$",
-         "A dimension of the model is not divisible by --tp-size", "Use a --tp-size that divides the attention heads (and is "
-         "a multiple or a divisor of the KV heads).", specificity=80, within="tp_size == 0"),
+         "A dimension of the model is not divisible by --tp-size",
+         "Use a --tp-size that divides the attention heads (and is a multiple or a divisor of the KV heads).",
+         specificity=80, within="tp_size == 0"),
     rule("speculative-unknown", "Unknown speculative algorithm", r"Unknown speculative algorithm name: (?P<name>\w+)",
          "This SGLang does not know the speculative algorithm {name}",
          "`--help` of the installed SGLang lists what --speculative-algorithm takes; DDTREE exists in forks only.",
          specificity=90),
     rule("speculative-draft-missing", "requires setting --speculative-draft-model-path",
          r"(?P<name>\w+) speculative decoding requires setting --speculative-draft-model-path",
-         "{name} speculation needs a draft model, and none is given", "Add --speculative-draft-model-path.", specificity=90),
+         "{name} speculation needs a draft model, and none is given", "Add --speculative-draft-model-path.",
+         specificity=90),
     rule("speculative-tokens-differ", "speculative_dflash_block_size",
          r"speculative_num_draft_tokens=(?P<tokens>\d+), speculative_dflash_block_size=(?P<block>\d+)",
          "--speculative-num-draft-tokens {tokens} and --speculative-dflash-block-size {block} contradict each other",
@@ -274,7 +287,8 @@ RULES = (
     rule("speculative-page-size", "is unstable and produces incorrect results",
          r"speculative_eagle_topk\((?P<topk>\d+)\) > 1 with page_size\((?P<page>\d+)\) > 1",
          "A draft tree (top-k {topk}) does not work with --page-size {page} on this attention backend",
-         "Leave --page-size at 1, or use --speculative-eagle-topk 1, or --attention-backend flashinfer.", specificity=90),
+         "Leave --page-size at 1, or use --speculative-eagle-topk 1, or --attention-backend flashinfer.",
+         specificity=90),
     rule("state-strategy-wrong-model", "needs a model with mamba state", r"extra_buffer needs a model with mamba state",
          "--mamba-radix-cache-strategy extra_buffer is for models with recurrent states; this one has none",
          "Leave the flag out.", specificity=90),
@@ -282,9 +296,10 @@ RULES = (
          "--mamba-scheduler-strategy extra_buffer is for models with recurrent states; this one has none",
          "Leave the flag out.", specificity=85, within="mamba"),
     rule("state-track-index-none", "'NoneType' object cannot be interpreted as an integer", r"TypeError",
-         "Speculation with --mamba-scheduler-strategy extra_buffer crashes on a request that has no state slot yet: a fault of "
-         "SGLang 0.5.13 and 0.5.14", "Use a newer SGLang, or --mamba-scheduler-strategy no_buffer, or no speculation.",
-         specificity=88, within="mamba", explain=_track_index),
+         "Speculation with --mamba-scheduler-strategy extra_buffer crashes on a request that has no state slot yet: a "
+         "fault of SGLang 0.5.13 and 0.5.14",
+         "Use a newer SGLang, or --mamba-scheduler-strategy no_buffer, or no speculation.", specificity=88,
+         within="mamba", explain=_track_index),
     rule("unexpected-keyword", "got an unexpected keyword argument",
          r"TypeError: .{0,80}?ServerArgs\S*\(?\)? got an unexpected keyword argument '(?P<name>\w+)'",
          "This SGLang's ServerArgs has no `{name}`: it was renamed or removed",
@@ -301,14 +316,16 @@ RULES = (
          "--attention-backend triton (or flashinfer).", specificity=90, layer=Layer.CUDA),
     rule("fa3-missing", "Can not import FA3", r"Can not import FA3 in sgl_kernel",
          "The FlashAttention-3 kernels are not in the installed sgl-kernel",
-         "Install the sglang-kernel that SGLang pins, or --attention-backend triton.", specificity=88, layer=Layer.CUDA),
+         "Install the sglang-kernel that SGLang pins, or --attention-backend triton.", specificity=88,
+         layer=Layer.CUDA),
     rule("kernel-library", "Could not load any common_ops library", r"Could not load any common_ops library",
          "sgl-kernel could not be loaded; the reason is the library named below it",
          "Look at the lines 'Attempt' or 'ImportError' that follow.", specificity=55, layer=Layer.CUDA),
     rule("deepgemm-unsupported", "'ImportError' object has no attribute", r"has no attribute 'get_num_sms'",
          "DeepGEMM does not work on this GPU", "Set SGLANG_ENABLE_JIT_DEEPGEMM=0.", specificity=90, layer=Layer.CUDA),
     rule("custom-all-reduce-graphs", "invalid argument",
-         r"Capture cuda graph failed.{0,200}?invalid argument|invalid argument", specificity=80, within="register_graph_buffers",
+         r"Capture cuda graph failed.{0,200}?invalid argument|invalid argument", specificity=80,
+         within="register_graph_buffers",
          summary="Custom all-reduce could not share its buffers between the GPUs while capturing graphs",
          advice="--disable-custom-all-reduce", layer=Layer.CUDA),
     rule("graph-capture-oom", "Capture cuda graph failed", r"Capture cuda graph failed: .{0,40}out of memory",
@@ -323,18 +340,20 @@ RULES = (
     rule("ranks-unbalanced", "The memory capacity is unbalanced",
          r"pre_model_load_memory=(?P<least>[\d.]+), local_gpu_memory=(?P<here>[\d.]+)",
          "Another process holds memory on one of the GPUs: {least} GB free there, {here} GB on this one",
-         "Find it with `nvidia-smi --query-compute-apps=pid,used_memory --format=csv`, stop it by its pid, and wait until the "
-         "memory is free.", specificity=85),
+         "Find it with `nvidia-smi --query-compute-apps=pid,used_memory --format=csv`, stop it by its pid, and "
+         "wait until the memory is free.", specificity=85),
     rule("rank-missing", "finish the model loading",
          r"rank (?P<rank>\d+) could finish the model loading, but there are other ranks that didn't finish loading",
          "Rank {rank} waited for other ranks that never finished loading: one of them died or reads too slowly",
-         "Look for the first exception of another rank, and at `journalctl -k` for the kernel's OOM killer; a slow disk needs "
-         "longer (--dist-timeout).", specificity=25, certainty=Certainty.LIKELY),
-    warning("custom-all-reduce-off", "Setup Custom allreduce failed", r"Setup Custom allreduce failed with (?P<why>.{1,120})",
-            "Custom all-reduce is not used: {why}", "Harmless. --disable-custom-all-reduce silences it; without P2P between "
-            "the GPUs all-reduce goes through host memory.", layer=Layer.CUDA),
+         "Look for the first exception of another rank, and at `journalctl -k` for the kernel's OOM killer; a slow "
+         "disk needs longer (--dist-timeout).", specificity=25, certainty=Certainty.LIKELY),
+    warning("custom-all-reduce-off", "Setup Custom allreduce failed",
+            r"Setup Custom allreduce failed with (?P<why>.{1,120})", "Custom all-reduce is not used: {why}",
+            "Harmless. --disable-custom-all-reduce silences it; without P2P between the GPUs all-reduce goes "
+            "through host memory.", layer=Layer.CUDA),
     rule("scheduler-killed", "crashed with exit code",
-         r"Subprocess (?P<who>\w+) \(pid=\d+\) crashed with exit code (?P<code>-?\d+)", specificity=52, explain=_killed),
+         r"Subprocess (?P<who>\w+) \(pid=\d+\) crashed with exit code (?P<code>-?\d+)", specificity=52,
+         explain=_killed),
     rule("scheduler-killed", "scheduler died during initialization",
          r"Rank (?P<who>\d+) scheduler died during initialization \(exit code: (?P<code>-?\d+)\)",
          specificity=50, explain=_killed),
@@ -347,30 +366,37 @@ RULES = (
             "Fewer requests at once, shorter outputs, or more KV memory."),
     # Models
     rule("draft-hidden-size", "Sizes of tensors must match",
-         r"Sizes of tensors must match except in dimension \d+\. Expected size (?P<target>\d+) but got size (?P<draft>\d+)",
-         "The drafter does not fit the target: hidden size {draft} where {target} is needed",
+         r"Sizes of tensors must match except in dimension \d+\. Expected size (?P<target>\d+) but got size "
+         r"(?P<draft>\d+)", "The drafter does not fit the target: hidden size {draft} where {target} is needed",
          "Use the draft model made for this target.", specificity=80, layer=Layer.MODEL),
     rule("quantisation-unsupported", "has no attribute 'num_bits'", r"'NoneType' object has no attribute 'num_bits'",
          "This SGLang does not support the checkpoint's compressed-tensors format (weight-only NVFP4)",
          "Use a newer SGLang or another quantisation.", specificity=85, layer=Layer.MODEL),
     rule("quantisation-unsupported", "W4A16Sparse24", r"ImportError.{0,200}W4A16Sparse24|W4A16Sparse24",
-         "This SGLang does not support the checkpoint's weight-only NVFP4; the sparse scheme that it names is beside the point",
-         "Use a newer SGLang or another quantisation.", specificity=85, layer=Layer.MODEL),
+         "This SGLang does not support the checkpoint's weight-only NVFP4; the sparse scheme that it names is "
+         "beside the point", "Use a newer SGLang or another quantisation.", specificity=85, layer=Layer.MODEL),
     rule("quantisation-unsupported", "Current platform does not support w4a4 nvfp4", r"does not support w4a4 nvfp4",
          "NVFP4 weights with NVFP4 activations need a Blackwell GPU", "Use another quantisation on this GPU.",
          specificity=88, layer=Layer.MODEL),
     rule("quantisation-unsupported", "Unsupported FusedMoe scheme", r"Unsupported FusedMoe scheme: (?P<scheme>.{1,80})",
          "This SGLang does not support the quantisation of the checkpoint's experts ({scheme})",
          "Use a newer SGLang or another quantisation.", specificity=88, layer=Layer.MODEL),
-    rule("weights-missing", "Cannot find any model weights with", r"Cannot find any model weights with `(?P<path>[^`]+)`",
-         "There are no weight files in {path}", "Stage the model again (gpuctl stage): the folder has a configuration but no "
-         "*.safetensors.", specificity=90, layer=Layer.MODEL),
+    rule("weights-missing", "Cannot find any model weights with",
+         r"Cannot find any model weights with `(?P<path>[^`]+)`", "There are no weight files in {path}",
+         "Stage the model again (gpuctl stage): the folder has a configuration but no *.safetensors.", specificity=90,
+         layer=Layer.MODEL),
     warning("drafts-never-accepted", "accept len: 1.00", r"accept len: 1\.00", explain=_no_acceptance),
 )  # fmt: skip
 
 ENGINE = Engine(
     name="sglang",
-    marks=("server_args=ServerArgs(", "Load weight begin", "Scheduler hit an exception", "sglang", "Init torch distributed"),
+    marks=(
+        "server_args=ServerArgs(",
+        "Load weight begin",
+        "Scheduler hit an exception",
+        "sglang",
+        "Init torch distributed",
+    ),
     start=("server_args=ServerArgs(",),
     stages=STAGES,
     facts=FACTS,

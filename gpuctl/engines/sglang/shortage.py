@@ -35,9 +35,8 @@ class Budget:
 
     def __str__(self) -> str:
         return (
-            f"{size(self.before)} free before loading, {size(self.after)} after the weights, "
-            f"--mem-fraction-static {self.fraction:g} keeps {size(self.before * (1 - self.fraction))} unused: "
-            f"{size(self.rest)} for pools"
+            f"{size(self.before)} free before loading, {size(self.after)} after the weights, --mem-fraction-static "
+            f"{self.fraction:g} keeps {size(self.before * (1 - self.fraction))} unused: {size(self.rest)} for pools"
         )
 
 
@@ -104,8 +103,8 @@ def no_requests(hit: Hit, story: Story) -> Finding:
         certainty=Certainty.POSSIBLE,
         summary="SGLang computed that it can run no request at all; the log does not show which limit gave zero",
         separates="the lines 'Mamba Cache is allocated' and 'KV Cache is allocated' of the same start",
-        advice="Look for 'max_mamba_cache_size' in the full log: fewer state slots than one request needs is the usual "
-        "cause with speculation (lower --max-running-requests or --speculative-num-draft-tokens).",
+        advice="Look for 'max_mamba_cache_size' in the full log: fewer state slots than one request needs is the "
+        "usual cause with speculation (lower --max-running-requests or --speculative-num-draft-tokens).",
     )
 
 
@@ -117,7 +116,9 @@ def _starved(hit: Hit, story: Story, slots: int, ratio: int | None) -> Finding:
     advice, evidence = [], []
     state = state_bytes(story, slots)
     if drafted and asked > 1:
-        why += f"; the verify buffers reserved for --max-running-requests {asked} x {drafted} draft tokens took the rest"
+        why += (
+            f"; the verify buffers reserved for --max-running-requests {asked} x {drafted} draft tokens took the rest"
+        )
         if state:
             why += f" ({asked} x {drafted} x {size(state)} = {size(asked * drafted * state)})"
             evidence.append(f"one state takes {size(state)} (from the sizes in 'Mamba Cache is allocated')")
@@ -128,7 +129,9 @@ def _starved(hit: Hit, story: Story, slots: int, ratio: int | None) -> Finding:
             else f"lower --max-running-requests from {asked}"
         )
         advice.append(f"or lower --speculative-num-draft-tokens from {drafted}")
-    advice.append("or --mamba-ssm-dtype bfloat16 (halves a state), a higher --mem-fraction-static, more GPUs (--tp-size)")
+    advice.append(
+        "or --mamba-ssm-dtype bfloat16 (halves a state), a higher --mem-fraction-static, more GPUs (--tp-size)"
+    )
     if known.kv_tokens:
         evidence.append(
             f"the KV cache of {known.kv_tokens:,} tokens is not the limit: SGLang never divides it by the context here"
@@ -202,8 +205,9 @@ def no_memory_for_states(hit: Hit, story: Story) -> Finding:
         summary=f"The weights fit, but {room} for pools does not hold the recurrent states: {what}",
         evidence=(str(known),) if known else (),
         advice=(
-            f"Lower --max-running-requests{f' from {asked:g}' if asked else ''} or --speculative-num-draft-tokens"
-            f"{f' from {drafted}' if drafted else ''}; or raise --mem-fraction-static; or --mamba-ssm-dtype bfloat16."
+            f"Lower --max-running-requests{f' from {asked:g}' if asked else ''} or "
+            f"--speculative-num-draft-tokens{f' from {drafted}' if drafted else ''}; or raise --mem-fraction-static; "
+            "or --mamba-ssm-dtype bfloat16."
             if drafted
             else "Raise --mem-fraction-static or --mamba-full-memory-ratio, or --mamba-ssm-dtype bfloat16."
         ),
@@ -249,13 +253,13 @@ def _weights(hit: Hit, known: Budget | None, why: str) -> Finding:
             hit,
             id="weights-exceed-budget",
             summary="The weights leave nothing of the memory budget for the KV cache",
-            advice=f"Raise --mem-fraction-static{f' above {viable}' if viable else ''}, use more GPUs (--tp-size), "
-            "or quantised weights.",
+            advice=f"Raise --mem-fraction-static{f' above {viable}' if viable else ''}, use more GPUs (--tp-size), or "
+            "quantised weights.",
         )
     weights = known.before - known.after
     summary = (
-        f"The weights take {size(weights)}, the budget is {size(known.before * known.fraction)} "
-        f"(--mem-fraction-static {known.fraction:g} of {size(known.before)}): {size(-known.rest)} too little"
+        f"The weights take {size(weights)}, the budget is {size(known.before * known.fraction)} (--mem-fraction-static "
+        f"{known.fraction:g} of {size(known.before)}): {size(-known.rest)} too little"
     )
     return hit.rule.say(
         hit,
@@ -281,9 +285,10 @@ def out_of_memory(hit: Hit, story: Story) -> Finding:
         return hit.rule.say(
             hit,
             id="target-loaded-as-draft",
-            summary="The target model was loaded a second time as its own drafter, and the memory plan did not count it",
-            advice="Give --speculative-draft-model-path a draft model. For a model with built-in MTP layers under an older "
-            "SGLang set SGLANG_ENABLE_SPEC_V2=True.",
+            summary="The target model was loaded a second time as its own drafter, and the memory plan did not count "
+            "it",
+            advice="Give --speculative-draft-model-path a draft model. For a model with built-in MTP layers under an "
+            "older SGLang set SGLANG_ENABLE_SPEC_V2=True.",
         )
     if hit.ready:
         return hit.rule.say(
@@ -312,8 +317,8 @@ def out_of_memory(hit: Hit, story: Story) -> Finding:
         return hit.rule.say(
             hit,
             id="graph-capture-oom",
-            summary=f"Out of GPU memory after the pools were allocated, for CUDA graphs and buffers: "
-            f"{wanted} wanted, {free} free",
+            summary=f"Out of GPU memory after the pools were allocated, for CUDA graphs and buffers: {wanted} wanted, "
+            f"{free} free",
             advice=f"{lower} (0.02 to 0.05 less), or the largest graph batch (--cuda-graph-max-bs, since 0.5.14 "
             "--cuda-graph-max-bs-decode).",
         )
@@ -321,17 +326,18 @@ def out_of_memory(hit: Hit, story: Story) -> Finding:
         return hit.rule.say(
             hit,
             id="pools-exceed-gpu",
-            summary=f"Out of GPU memory while the pools were allocated: {wanted} wanted, {free} free. The budget leaves no "
-            "room for what is allocated beside it",
-            advice=f"{lower}: buffers beside the pools (one row more each, request table, intermediate states, graphs) "
-            "must fit what it leaves unused.",
+            summary=f"Out of GPU memory while the pools were allocated: {wanted} wanted, {free} free. The budget "
+            "leaves no room for what is allocated beside it",
+            advice=f"{lower}: buffers beside the pools (one row more each, request table, intermediate states, "
+            "graphs) must fit what it leaves unused.",
         )
     if hit.stage in ("distributed", "connected", "loading"):
         return hit.rule.say(
             hit,
             id="weights-exceed-gpu",
             summary=f"Out of GPU memory while the weights were loading: {wanted} wanted, {free} free",
-            advice="More GPUs (--tp-size), quantised weights, or free the GPU first: nvidia-smi shows who holds memory.",
+            advice="More GPUs (--tp-size), quantised weights, or free the GPU first: nvidia-smi shows who holds "
+            "memory.",
         )
     return hit.rule.say(hit, summary=f"Out of GPU memory: {wanted} wanted, {free} free", advice=f"{lower}.")
 

@@ -88,8 +88,8 @@ def _held(hit: Hit, story: Story) -> Finding:
         f"(--gpu-memory-utilization {hit['fraction']})"
         + ("; the start before this one in the log may not have given its memory back yet" if before else ""),
         certainty=Certainty.PROVED,
-        advice="Wait until nvidia-smi shows the memory free and stable, then start. If a process remains: "
-        "`nvidia-smi --query-compute-apps=pid,used_memory --format=csv`, stop it by its pid.",
+        advice="Wait until nvidia-smi shows the memory free and stable, then start. If a process remains: `nvidia-smi "
+        "--query-compute-apps=pid,used_memory --format=csv`, stop it by its pid.",
         separates="nvidia-smi: a living process, or memory that is still being given back",
     )
 
@@ -98,8 +98,8 @@ def _context(hit: Hit, story: Story) -> Finding:
     best = hit["best"]
     return hit.rule.say(
         hit,
-        summary=f"One request of --max-model-len {hit['context']} needs {hit['need']} GiB of KV cache, {hit['free']} GiB are "
-        "there",
+        summary=f"One request of --max-model-len {hit['context']} needs {hit['need']} GiB of KV cache, {hit['free']} "
+        "GiB are there",
         advice=(f"--max-model-len {best}" if best and best != "0" else "Lower --max-model-len")
         + "; or a higher --gpu-memory-utilization, --kv-cache-dtype fp8, more GPUs.",
     )
@@ -122,10 +122,10 @@ def out_of_memory(hit: Hit, story: Story) -> Finding:
         return hit.rule.say(
             hit,
             id="graph-memory-estimate",
-            summary=f"Out of GPU memory after profiling, while graphs were captured or the engine warmed up: {wanted} wanted, "
-            f"{free} free. The estimate of what graphs need was too low (it changed in vLLM 0.21)",
-            advice=f"{lower} by 0.02 to 0.05, lower --max-num-seqs, or set VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0 if an "
-            "older vLLM worked.",
+            summary=f"Out of GPU memory after profiling, while graphs were captured or the engine warmed up: {wanted} "
+            f"wanted, {free} free. The estimate of what graphs need was too low (it changed in vLLM 0.21)",
+            advice=f"{lower} by 0.02 to 0.05, lower --max-num-seqs, or set VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0 "
+            "if an older vLLM worked.",
         )
     others = groups.get("others")
     return hit.rule.say(
@@ -133,8 +133,8 @@ def out_of_memory(hit: Hit, story: Story) -> Finding:
         id="weights-exceed-gpu",
         summary=f"Out of GPU memory while weights were loaded or memory was profiled: {wanted} wanted, {free} free"
         + (f"; another process holds {others}" if others else ""),
-        advice="More GPUs (--tensor-parallel-size), quantised weights, or free the GPU first. If the same model fitted an "
-        "older vLLM, its weights are expanded differently now.",
+        advice="More GPUs (--tensor-parallel-size), quantised weights, or free the GPU first. If the same model "
+        "fitted an older vLLM, its weights are expanded differently now.",
         certainty=Certainty.LIKELY,
     )
 
@@ -148,8 +148,8 @@ def _no_memory(hit: Hit, story: Story) -> Finding:
     return hit.rule.say(
         hit,
         summary=f"No memory for the KV cache: {have}{short}",
-        advice=f"Raise --gpu-memory-utilization{f' above {fraction:g}' if fraction else ''}, use more GPUs or quantised "
-        "weights, or lower --max-num-batched-tokens (activations).",
+        advice=f"Raise --gpu-memory-utilization{f' above {fraction:g}' if fraction else ''}, use more GPUs or "
+        "quantised weights, or lower --max-num-batched-tokens (activations).",
     )
 
 
@@ -157,9 +157,9 @@ RULES = (
     rule("no-kv-cache-memory", "No available memory for the cache blocks", r"No available memory for the cache blocks",
          specificity=92, explain=_no_memory),
     rule("context-exceeds-kv-cache", "To serve at least one request with the model",
-         r"max seq len \((?P<context>\d+)\), \(?(?P<need>[\d.]+) GiB KV cache is needed, which is larger than the available KV "
-         r"cache memory \((?P<free>-?[\d.]+) GiB\)(?:.{0,120}?estimated maximum model length is (?P<best>\d+))?",
-         specificity=92, explain=_context),
+         r"max seq len \((?P<context>\d+)\), \(?(?P<need>[\d.]+) GiB KV cache is needed, which is larger than the "
+         r"available KV cache memory \((?P<free>-?[\d.]+) GiB\)(?:.{0,120}?estimated maximum model length is "
+         r"(?P<best>\d+))?", specificity=92, explain=_context),
     rule("gpu-memory-held", "on startup is less than desired GPU memory utilization",
          r"\((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on startup is less than desired GPU memory utilization "
          r"\((?P<fraction>[\d.]+), (?P<wanted>[\d.]+) GiB\)", specificity=92, explain=_held),
@@ -168,21 +168,26 @@ RULES = (
          "--max-num-seqs {asked} needs as many recurrent-state blocks; there are {blocks}",
          "--max-num-seqs {blocks} (or fewer), or a higher --gpu-memory-utilization.", specificity=92),
     rule("gpu-out-of-memory", "CUDA out of memory",
-         r"CUDA out of memory\. Tried to allocate (?P<wanted>[\d.]+ \w+)\.(?:.{0,120}?of which (?P<free>[\d.]+ \w+) is free)?"
-         r"(?:.{0,160}?Process \d+ has (?P<others>[\d.]+ \w+) memory in use)?", specificity=70, explain=out_of_memory),
-    rule("backend-not-valid", "is not valid for", r"Selected backend \S*?(?P<name>\w+) is not valid for this configuration\. "
-         r"Reason: \[(?P<why>.{1,200}?)\]", "The attention backend {name} cannot do this: {why}",
+         r"CUDA out of memory\. Tried to allocate (?P<wanted>[\d.]+ \w+)\.(?:.{0,120}?of which (?P<free>[\d.]+ "
+         r"\w+) is free)?(?:.{0,160}?Process \d+ has (?P<others>[\d.]+ \w+) memory in use)?", specificity=70,
+         explain=out_of_memory),
+    rule("backend-not-valid", "is not valid for",
+         r"Selected backend \S*?(?P<name>\w+) is not valid for this configuration\. Reason: \[(?P<why>.{1,200}?)\]",
+         "The attention backend {name} cannot do this: {why}",
          "Leave the choice to vLLM, or name another: --attention-backend FLASH_ATTN, TRITON_ATTN or FLASHINFER.",
          specificity=90, layer=Layer.CUDA),
-    rule("hybrid-page-size", "AssertionError", r"^AssertionError", "This vLLM cannot combine the layers of target and drafter "
-         "in one KV cache (their page sizes do not unify)", "Use a newer vLLM, or another kind of speculation for this model.",
-         specificity=85, within="unify_kv_cache_spec_page_size"),
-    rule("draft-hidden-size", "AssertionError", r"^AssertionError.{0,120}hidden_size", "Drafter and target have different "
-         "hidden sizes", "Use a drafter made for this target.", specificity=80, layer=Layer.MODEL),
+    rule("hybrid-page-size", "AssertionError", r"^AssertionError",
+         "This vLLM cannot combine the layers of target and drafter in one KV cache (their page sizes do not unify)",
+         "Use a newer vLLM, or another kind of speculation for this model.", specificity=85,
+         within="unify_kv_cache_spec_page_size"),
+    rule("draft-hidden-size", "AssertionError", r"^AssertionError.{0,120}hidden_size",
+         "Drafter and target have different hidden sizes", "Use a drafter made for this target.", specificity=80,
+         layer=Layer.MODEL),
     rule("draft-vocabulary", "AssertionError", r"AssertionError", "Drafter and target have different vocabularies",
          "Use a drafter made for this target.", specificity=80, within="vocab_size", layer=Layer.MODEL),
-    rule("cuda-toolkit-too-old", "requires CUDA >=", r"Failed to get device capability: (?P<arch>SM [\d.x]+) requires "
-         r"CUDA >= (?P<need>[\d.]*\d)", "{arch} needs a CUDA toolkit of at least {need} for kernels compiled on the machine",
+    rule("cuda-toolkit-too-old", "requires CUDA >=",
+         r"Failed to get device capability: (?P<arch>SM [\d.x]+) requires CUDA >= (?P<need>[\d.]*\d)",
+         "{arch} needs a CUDA toolkit of at least {need} for kernels compiled on the machine",
          "Install that toolkit and set CUDA_HOME, or the packages with kernels built ahead (flashinfer-jit-cache).",
          specificity=90, layer=Layer.CUDA),
 )  # fmt: skip
