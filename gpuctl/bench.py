@@ -26,7 +26,7 @@ from gpuctl.measuring import Measured, measure
 from gpuctl.records import MEASURED, Failure, Record, State
 from gpuctl.serving import StartFailed, Tell, Up, bring_up, take_down
 from gpuctl.store import Run, now
-from gpuctl.supervision import Processes
+from gpuctl.supervision import Processes, Supervisor
 from gpuctl.transport import AGENTS, Transport, agent
 
 
@@ -148,7 +148,7 @@ def _campaign(inventory: Inventory, launches: Mapping[str, Launch]) -> dict[str,
     }
 
 
-def _stop_orphans(supervisor: Processes, campaign: str, run: Run, tell: Tell) -> None:
+def _stop_orphans(supervisor: Supervisor, campaign: str, run: Run, tell: Tell) -> None:
     """Servers that a killed run of this campaign left behind."""
     units, _ = supervisor.status()
     for unit in units:
@@ -275,7 +275,7 @@ def _serve_and_measure(
     inventory: Inventory,
     plan: PhasePlan,
     target: Target,
-    supervisor: Processes,
+    supervisor: Supervisor,
     survey: Mapping[str, Any],
     run: Run,
     tell: Tell,

@@ -11,7 +11,7 @@ from gpuctl.cells import Cell
 from gpuctl.load import LoadError, Result
 from gpuctl.records import Estimate, Failure, State, estimate
 from gpuctl.serving import Up
-from gpuctl.supervision import Processes, SupervisionError
+from gpuctl.supervision import SupervisionError, Supervisor
 from gpuctl.transport import TransportError
 
 Load = Callable[[Mapping[str, Any]], Result]  # runs a job of agent/load.py beside the server
@@ -43,7 +43,7 @@ class CellFailed(Exception):
 def measure(
     cell: Cell,
     up: Up,
-    supervisor: Processes,
+    supervisor: Supervisor,
     load: Load,
     *,
     api_key: str | None = None,
@@ -160,7 +160,7 @@ def _check(result: Result, cell: Cell, up: Up, *, warm_up: bool = False) -> None
                 raise CellFailed(Failure("wrong_length", what))
 
 
-def _words_for(cell: Cell, up: Up, supervisor: Processes, load: Load, api_key: str | None) -> int:
+def _words_for(cell: Cell, up: Up, supervisor: Supervisor, load: Load, api_key: str | None) -> int:
     """How many words give the wanted prompt tokens with this server's tokenizer: asked, not guessed."""
     wanted = cell.point.prompt_tokens
     if not wanted:
@@ -178,7 +178,7 @@ def _words_for(cell: Cell, up: Up, supervisor: Processes, load: Load, api_key: s
     return words
 
 
-def _flush(up: Up, supervisor: Processes, notes: list[str]) -> None:
+def _flush(up: Up, supervisor: Supervisor, notes: list[str]) -> None:
     if up.engine.FLUSH is None:
         return
     method, path = up.engine.FLUSH

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from gpuctl.engines import Identity, Launch
 from gpuctl.records import Failure
 from gpuctl.store import Run
-from gpuctl.supervision import Processes, SupervisionError, UnitState, Watch
+from gpuctl.supervision import Start, SupervisionError, Supervisor, UnitState, Watch
 
 Tell = Callable[..., None]  # tell(event, **facts): progress for whoever watches, and the event log
 
@@ -86,7 +86,7 @@ def unit_name(server: str) -> str:
 def bring_up(
     engine: ModuleType,
     launch: Launch,
-    supervisor: Processes,
+    supervisor: Supervisor,
     *,
     run: Run,
     owner: str,
@@ -117,7 +117,7 @@ def bring_up(
     log.write(f"# {json.dumps(argv)}\n")
     stages = _Stages(engine, tell, launch.name, log)
     try:
-        state = supervisor.start(unit, argv, env=env, owner=owner, secrets=launch.server.secrets)
+        state = supervisor.start(Start(unit, argv, env, owner, launch.server.secrets))
     except SupervisionError as error:
         log.close()
         raise StartFailed(Failure("start_failed", f"{launch.name} could not be started: {error}")) from None
@@ -140,7 +140,7 @@ def bring_up(
     return up
 
 
-def take_down(up: Up, supervisor: Processes) -> UnitState | None:
+def take_down(up: Up, supervisor: Supervisor) -> UnitState | None:
     """Stops the server and everything it started. Leaves somebody else's alone."""
     if up.state is None:
         return None
@@ -203,7 +203,7 @@ def _wait_ready(up: Up, stages: _Stages, began: float) -> None:
             raise StartFailed(Failure("timeout", f"{what}, /health answered {watch.health}", tail))
 
 
-def _identify(up: Up, supervisor: Processes, headers: Mapping[str, str] | None) -> None:
+def _identify(up: Up, supervisor: Supervisor, headers: Mapping[str, str] | None) -> None:
     """Asks who answers, and compares with what was started."""
     launch, engine = up.launch, up.engine
     answers = supervisor.ask(
@@ -239,7 +239,7 @@ def _identify(up: Up, supervisor: Processes, headers: Mapping[str, str] | None) 
     up.model_id = up.identity.models[0] if up.identity.models else launch.model
 
 
-def _answer(up: Up, supervisor: Processes, known_answer: Mapping[str, str], headers: Mapping[str, str] | None) -> None:
+def _answer(up: Up, supervisor: Supervisor, known_answer: Mapping[str, str], headers: Mapping[str, str] | None) -> None:
     """A server can be healthy and talk nonsense: it has to answer, and rightly where the right answer is known."""
     for prompt, expected in (dict(known_answer) or {"The capital of France is": ""}).items():
         body = {"model": up.model_id, "prompt": prompt, "max_tokens": 16, "temperature": 0}

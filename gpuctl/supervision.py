@@ -1,6 +1,6 @@
 """Starting, watching, asking and stopping one server on a machine, through its transport.
 
-`Processes` is for machines without systemd (agent/supervise.py keeps the server there).
+`Units` are systemd's; `Processes` are for machines without it (agent/supervise.py keeps the server there).
 """
 
 from __future__ import annotations
@@ -44,6 +44,17 @@ class Listener:
     pid: int | None
     command: str | None
     unit: str | None
+
+
+@dataclass(frozen=True)
+class Start:
+    """What is started, and as whose. `secrets`: environment variable -> file on the machine that holds the value."""
+
+    unit: str
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    owner: str  # the campaign
+    secrets: Mapping[str, str] = field(default_factory=dict)
 
 
 def _state(answer: Mapping[str, Any]) -> UnitState:
@@ -114,36 +125,27 @@ class _Closed(Exception):
     """Ends the watching from inside the transport."""
 
 
-class Processes:
-    """Servers as supervised processes of the login user."""
+class Supervisor:
+    """Servers of one machine. What differs between processes and units is in the agent; `start` differs here."""
+
+    systemd = False
 
     def __init__(self, transport: Transport, folder: str = FOLDER, *, python: str = "python3") -> None:
         self.transport = transport
         self.folder = folder
         self.python = python
 
+    def _job(self, **job: Any) -> tuple[list[str], bytes]:
+        return agent("supervise", {"dir": self.folder, "systemd": self.systemd, **job}, python=self.python)
+
     def _do(self, timeout: float, **job: Any) -> dict[str, Any]:
-        command, stdin = agent("supervise", {"dir": self.folder, **job}, python=self.python)
+        command, stdin = self._job(**job)
         done = self.transport.run(command, stdin=stdin, timeout=timeout)
         return _answer(done, self.transport.name)
 
-    def start(
-        self,
-        unit: str,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str],
-        owner: str,
-        cwd: str | None = None,
-        secrets: Mapping[str, str] | None = None,
-    ) -> UnitState:
+    def start(self, server: Start) -> UnitState:
         """Starts it and returns as soon as it runs. Raises SupervisionError when it cannot even be executed."""
-        answer = self._do(
-            30, op="start", unit=unit, argv=list(argv), env=dict(env), owner=owner, cwd=cwd, secrets=dict(secrets or {})
-        )
-        if "error" in answer:
-            raise SupervisionError(str(answer["error"]))
-        return _state({**answer["started"], "running": True})
+        raise NotImplementedError
 
     def status(self, ports: Sequence[int] = ()) -> tuple[list[UnitState], dict[int, Listener]]:
         """Every server known there, and who listens on `ports`."""
@@ -172,9 +174,7 @@ class Processes:
     def watch(self, unit: str, health: Sequence[str], on_log: Callable[[str], None]) -> Watch:
         """Follows the server in a thread. `health`: URLs of which the first known one answers 200 when ready."""
         watching = Watch(progress_at=time.monotonic())
-        command, stdin = agent(
-            "supervise", {"op": "watch", "dir": self.folder, "unit": unit, "health": list(health)}, python=self.python
-        )
+        command, stdin = self._job(op="watch", unit=unit, health=list(health))
 
         def follow() -> None:
             try:
@@ -190,6 +190,42 @@ class Processes:
 
         threading.Thread(target=follow, name=f"watch {unit}", daemon=True).start()
         return watching
+
+
+class Processes(Supervisor):
+    """Servers as supervised processes of the login user."""
+
+    def start(self, server: Start) -> UnitState:
+        answer = self._do(
+            30,
+            op="start",
+            unit=server.unit,
+            argv=list(server.argv),
+            env=dict(server.env),
+            owner=server.owner,
+            secrets=dict(server.secrets),
+        )
+        return _started(answer)
+
+
+class Units(Supervisor):
+    """Servers as units of systemd. `place` puts the unit file there: a change of the machine, so Ansible's."""
+
+    systemd = True
+
+    def __init__(self, transport: Transport, place: Callable[[Start], None], *, python: str = "python3") -> None:
+        super().__init__(transport, python=python)
+        self.place = place
+
+    def start(self, server: Start) -> UnitState:
+        self.place(server)
+        return _started(self._do(150, op="start", unit=server.unit))
+
+
+def _started(answer: Mapping[str, Any]) -> UnitState:
+    if "error" in answer:
+        raise SupervisionError(str(answer["error"]))
+    return _state({**answer["started"], "running": True})
 
 
 def _answer(done: Completed, machine: str) -> dict[str, Any]:

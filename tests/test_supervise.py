@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from gpuctl.supervision import Processes, SupervisionError
+from gpuctl.supervision import Processes, Start, SupervisionError
 from gpuctl.transport import Local
 
 
@@ -26,7 +26,7 @@ def supervisor(tmp_path):
 
 
 def start(supervisor, *argv, unit="u", **more):
-    return supervisor.start(unit, argv, env=more.pop("env", {}), owner="test", **more)
+    return supervisor.start(Start(unit, argv, more.pop("env", {}), "test", **more))
 
 
 def ended(supervisor, unit="u"):

@@ -1,17 +1,20 @@
-"""Starts, watches, asks and stops one server on a machine that has no systemd (or none we may use).
+"""Starts, watches, asks and stops one server: a unit of systemd, or a process where there is none (or none we may use).
 
 A job is one JSON object on stdin, answers are JSON lines on stdout. Operations:
   start   {dir, unit, argv, env, cwd, secrets, owner}   -> {"started": state} | {"error": ...}
   status  {dir, unit?, ports?}                          -> {"units": [state...], "listeners": {port: process}}
-  watch   {dir, unit, offset, health: url, every_s}     -> {"log", "offset"}*, {"beat"}*, {"exit"}   until it ends
+  watch   {dir, unit, health: [url...], every_s}        -> {"log"}*, {"beat", "health"}*, {"exit"}   until it ends
   ask     {requests: [{method, url, body, headers, timeout_s}]} -> {"answers": [...]}
   stop    {dir, unit, grace_s}                          -> {"stopped": state}
+With "systemd": true the unit file is there already, and `dir` is not used: start and stop are systemctl's, the log is
+the journal of this start (by its invocation id), the state is what `systemctl show` says.
 
 A keeper process stays as the server's parent: it outlives whoever asked, writes the exit status by rename, and
 leaves nothing of the server behind. Every process of a server carries GPUCTL_UNIT=<dir>/<unit> in its environment,
 so that it is found again after everything else is forgotten. Standard library only, Python 3.9.
 """
 
+import codecs
 import ctypes
 import errno
 import json
@@ -266,6 +269,7 @@ def listeners(ports):
             if port is not None and found[port]["pid"] is None:
                 command = (read("/proc/%s/cmdline" % name) or "").replace("\0", " ").strip()
                 mark = re.search(MARK + r"=([^\0]*)", read("/proc/%s/environ" % name) or "")
+                mark = mark or re.search(r"/([^/\n]+)\.service\b", read("/proc/%s/cgroup" % name) or "")
                 found[port] = {"pid": int(name), "command": command[:300], "unit": mark[1] if mark else None}
     return found
 
@@ -280,10 +284,10 @@ def status(job):
 # ---------------------------------------------------------------- watch
 
 
-def activity(path):
-    """Signs of life of the whole unit: CPU ticks, bytes read from storage, resident bytes."""
+def activity(pids):
+    """Signs of life of the whole unit: CPU ticks, bytes read, resident bytes."""
     ticks = reads = resident = 0
-    for pid in members(path):
+    for pid in pids:
         stat = read("/proc/%d/stat" % pid)
         if stat:
             fields = stat[stat.rindex(")") + 2 :].split()
@@ -294,54 +298,222 @@ def activity(path):
     return {"cpu_ticks": ticks, "read_bytes": reads, "resident_bytes": resident}
 
 
-def healthy(url):
-    """HTTP status of a GET, or the name of the error that connecting gave."""
-    answer = one({"method": "GET", "url": url, "timeout_s": 5, "limit": 1000})
-    return answer.get("status") or answer.get("error")
+def health(urls):
+    """HTTP status of the first URL that the server knows, or the name of the error that connecting gave."""
+    answer = None
+    for url in urls:
+        found = one({"method": "GET", "url": url, "timeout_s": 5, "limit": 1000})
+        answer = found.get("status") or found.get("error")
+        if answer != 404:
+            break
+    return answer
 
 
 def watch(job):
-    path = folder(job)
-    log = os.path.join(path, "log")
-    offset = job.get("offset", 0)
-    every = job.get("every_s", 0.25)
+    """Follows the log, says how alive the server is until it is healthy, then only that we are here, then its end."""
+    unit = SystemdUnit(job) if job.get("systemd") else OwnUnit(job)
     urls = job.get("health") or []
-    last_beat = 0.0
-    ready = not urls
+    last_beat, ready = 0.0, not urls
     while True:
-        known = state(path)
+        running = unit.running()  # asked first: what it wrote before its end is read after
+        data = unit.more()
+        if data:
+            say(log=data)
+        elif not running:
+            return say(exit=unit.ended())
+        now = time.monotonic()
+        if not data or now - last_beat >= 0.5:
+            answer = None if ready else health(urls)
+            if answer == 200 or now - last_beat >= 0.5:
+                say(beat={} if ready else activity(unit.pids()), health=answer)
+                last_beat = now
+            ready = ready or answer == 200
+            if running:
+                time.sleep(job.get("every_s", 0.25))
+
+
+class OwnUnit:
+    """A server of `start`: its log is a file."""
+
+    def __init__(self, job):
+        self.path = folder(job)
+        self.offset = 0
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def running(self):
+        known = state(self.path)
+        return bool(known and known["running"])
+
+    def more(self):
         try:
-            with open(log, "rb") as file:
-                file.seek(offset)
+            with open(os.path.join(self.path, "log"), "rb") as file:
+                file.seek(self.offset)
                 data = file.read(1 << 20)
         except OSError:
             data = b""
-        if data:
-            offset += len(data)
-            say(log=data.decode("utf-8", "replace"), offset=offset)
-        if known is None or not known["running"]:
-            if not data:
-                for _ in range(50):  # the exit status follows the death by a moment
-                    known = state(path)
-                    if known is None or os.path.exists(os.path.join(path, "exit.json")):
-                        break
-                    if start_time(known["keeper"]) is None:
-                        break
-                    time.sleep(0.02)
-                return say(exit=known["exit"] if known else {"why": "no such unit"})
-            continue
-        now = time.monotonic()
-        answer = None
-        if not ready:
-            for url in urls:
-                answer = healthy(url)
-                if answer != 404:
-                    break
-            ready = answer == 200
-        if (ready and answer == 200) or now - last_beat >= 0.5:
-            last_beat = now
-            say(beat=activity(path) if not ready or not urls else {}, health=answer)
-        time.sleep(every)
+        self.offset += len(data)
+        return self.decoder.decode(data)
+
+    def pids(self):
+        return members(self.path)
+
+    def ended(self):
+        known = None
+        for _ in range(50):  # the exit status follows the death by a moment
+            known = state(self.path)
+            if known is None or os.path.exists(os.path.join(self.path, "exit.json")):
+                break
+            if start_time(known["keeper"]) is None:
+                break
+            time.sleep(0.02)
+        return known["exit"] if known else {"why": "no such unit"}
+
+
+# ---------------------------------------------------------------- systemd
+
+SHOWN = (
+    "Id LoadState ActiveState Result MainPID ExecMainPID ExecMainCode ExecMainStatus InvocationID ControlGroup "
+    "FragmentPath ConditionResult AssertResult"
+).split()
+
+
+def systemctl(*words):
+    try:
+        done = subprocess.run(
+            ["systemctl", "--no-pager", *words], stdin=subprocess.DEVNULL, capture_output=True, timeout=120
+        )
+    except FileNotFoundError:
+        return 127, "", "there is no systemctl on this machine"
+    except subprocess.TimeoutExpired:
+        return 124, "", "systemctl %s did not end" % " ".join(words)
+    return done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
+
+
+def shown(*units):
+    """What `systemctl show` says of each unit."""
+    _, out, _ = systemctl("show", *["--property=" + name for name in SHOWN], *units)
+    blocks = out.strip().split("\n\n")
+    return [dict(line.split("=", 1) for line in block.splitlines() if "=" in line) for block in blocks]
+
+
+def unit_state(facts):
+    """A unit in the same words as a supervised process."""
+    owner = re.search(r"^# gpuctl campaign: (.*)$", read(facts.get("FragmentPath", "")) or "", re.M)
+    running = facts.get("ActiveState") in ("active", "activating", "reloading", "deactivating")
+    pid = int(facts.get("MainPID") or 0) or int(facts.get("ExecMainPID") or 0)
+    ended = None
+    if not running:
+        code, status = int(facts.get("ExecMainCode") or 0), int(facts.get("ExecMainStatus") or 0)
+        ended = {"status": None, "signal": None, "why": facts.get("Result") or facts.get("ActiveState")}
+        if code == 1:  # CLD_EXITED
+            ended["status"] = status
+        elif code in (2, 3):  # CLD_KILLED, CLD_DUMPED
+            ended["status"] = -status
+            ended["signal"] = signal.Signals(status).name
+        if facts.get("ConditionResult") == "no" or facts.get("AssertResult") == "no":
+            ended["why"] = "a condition of the unit was not met"
+        if facts.get("Result") == "oom-kill":
+            ended["why"] = "oom-kill"
+    return {
+        "unit": facts["Id"].replace(".service", ""),
+        "owner": owner[1] if owner else None,
+        "pid": pid,
+        "start": (start_time(pid) or 0) if pid else 0,
+        "boot": boot_id(),
+        "running": running,
+        "exit": ended,
+        "invocation": facts.get("InvocationID"),
+    }
+
+
+def start_unit(job):
+    name = job["unit"] + ".service"
+    systemctl("reset-failed", name)  # a unit that failed too often refuses to start until this
+    code, _, err = systemctl("start", name)
+    (facts,) = shown(name)
+    if code:
+        lines = [line for line in err.strip().splitlines() if not line.startswith(("See ", "Hint"))]
+        return say(error=lines[0] if lines else "systemctl start ended with %d" % code)
+    return say(started=unit_state(facts))
+
+
+def status_of_units(job):
+    names = [job["unit"] + ".service"] if job.get("unit") else ["gpuctl-*.service"]
+    units = [unit_state(f) for f in shown("--all", *names) if f.get("LoadState") not in (None, "not-found", "masked")]
+    say(units=units, listeners={str(k): v for k, v in listeners(set(job.get("ports", []))).items()})
+
+
+def stop_unit(job):
+    name = job["unit"] + ".service"
+    systemctl("stop", name)
+    (facts,) = shown(name)
+    say(stopped=unit_state(facts))
+
+
+def with_us():
+    """In the child: it ends when we do. prctl(PR_SET_PDEATHSIG, SIGKILL)"""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+
+
+class SystemdUnit:
+    """A unit of systemd: its log is the journal of this start."""
+
+    def __init__(self, job):
+        self.name = job["unit"] + ".service"
+        (self.facts,) = shown(self.name)
+        self.pid = int(self.facts.get("MainPID") or 0)
+        self.began = start_time(self.pid) if self.pid else None
+        self.partial = b""
+        command = ["journalctl", "--output=json", "--all", "--no-tail", "--follow", "--quiet", "--unit=" + self.name]
+        if self.facts.get("InvocationID"):
+            command.append("_SYSTEMD_INVOCATION_ID=" + self.facts["InvocationID"])
+        self.journal = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=with_us
+        )
+        os.set_blocking(self.journal.stdout.fileno(), False)
+
+    def running(self):
+        if self.pid and start_time(self.pid) == self.began:
+            return True  # cheap: nothing is run beside a measurement
+        (self.facts,) = shown(self.name)
+        if int(self.facts.get("MainPID") or 0) not in (0, self.pid):
+            self.pid = int(self.facts["MainPID"])
+            self.began = start_time(self.pid)
+        return self.facts.get("ActiveState") in ("active", "activating", "reloading", "deactivating")
+
+    def more(self):
+        try:
+            data = self.journal.stdout.read(1 << 20) or b""
+        except OSError:
+            data = b""
+        if not data and not (self.pid and start_time(self.pid) == self.began):
+            time.sleep(0.2)  # journald is a moment behind a process that has just ended
+            data = self.journal.stdout.read(1 << 20) or b""
+        *lines, self.partial = (self.partial + data).split(b"\n")
+        return "".join(message(line) for line in lines)
+
+    def pids(self):
+        group = "/sys/fs/cgroup" + self.facts.get("ControlGroup", "/nowhere")
+        found = []
+        for where, _, _ in os.walk(group):
+            found += [int(pid) for pid in (read(os.path.join(where, "cgroup.procs")) or "").split()]
+        return found
+
+    def ended(self):
+        self.journal.kill()
+        self.journal.wait()
+        return unit_state(self.facts)["exit"]
+
+
+def message(line):
+    """The text of a journal entry: a string, or a list of bytes when it is not UTF-8; long ones too (--all)."""
+    try:
+        text = json.loads(line).get("MESSAGE")
+    except ValueError:
+        return ""
+    if isinstance(text, list):
+        text = bytes(part if isinstance(part, int) else 63 for part in text).decode("utf-8", "replace")
+    return "" if text is None else text + "\n"
 
 
 # ---------------------------------------------------------------- ask
@@ -383,7 +555,9 @@ def ask(job):
 def main():
     line = sys.stdin.buffer.readline()
     job = json.loads(line)
-    {"start": start, "stop": stop, "status": status, "watch": watch, "ask": ask}[job["op"]](job)
+    own = {"start": start, "stop": stop, "status": status, "watch": watch, "ask": ask}
+    units = {**own, "start": start_unit, "stop": stop_unit, "status": status_of_units}
+    (units if job.get("systemd") else own)[job["op"]](job)
 
 
 if __name__ == "__main__":
