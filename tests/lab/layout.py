@@ -171,4 +171,6 @@ def inventory(state: Path, subnet: str, name: str) -> str:
         if guest.sshd:
             text += f"          ansible_host: {subnet}.{guest.byte}\n"
         text += f"          gpuctl_node: {guest.node}\n          gpuctl_vmid: {guest.vmid}\n"
+        if not guest.sshd:
+            text += "          ansible_connection: pct\n"
     return text
