@@ -173,6 +173,11 @@ class Reader:
             self._line(raw)
         return self._story(self._start).stage
 
+    def title(self) -> str:
+        """The same in words for people: what has been done; "" for none."""
+        stage, name = self.stage(), self._engine_name(self._start)
+        return verdict.title(self._engines[name].stages, stage) if name and stage else ""
+
     def diagnosis(self, *, exit_status: int | None = None, running: bool | None = None) -> Diagnosis:
         for raw in self._sieve.close():
             self._line(raw)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import ModuleType
-from typing import Any, TextIO
+from typing import Any
 
+from gpuctl import diagnosis
+from gpuctl.config import Server
 from gpuctl.engines import Identity, Launch
 from gpuctl.records import Failure
 from gpuctl.store import Run
@@ -39,7 +42,8 @@ class Up:
     ready_s: float
     state: UnitState | None = None  # None: somebody else's
     watch: Watch | None = None
-    log: str | None = None  # its file, relative to the run folder
+    log: Log | None = None
+    log_file: str | None = None  # relative to the run folder
     facts: dict[str, Any] = field(default_factory=dict)
 
     def died(self, wait_s: float = 0.0) -> Failure | None:
@@ -48,7 +52,8 @@ class Up:
             return None
         if self.watch.lost is not None:
             return Failure("machine_away", f"lost sight of {self.unit}: {self.watch.lost}")
-        return ended("server_died", f"{self.unit} died while it was measured", self.watch)
+        failure = ended("server_died", f"{self.unit} died while it was measured", self.watch)
+        return self.log.explain(failure) if self.log else failure
 
     def as_json(self) -> dict[str, Any]:
         known = self.identity
@@ -64,7 +69,7 @@ class Up:
             "requests_at_once": known.requests_at_once,
             "kv_tokens": known.kv_tokens,
             "ready_s": round(self.ready_s, 3),
-            "log": self.log,
+            "log": self.log_file,
             **known.facts,
             **self.facts,
         }
@@ -93,7 +98,6 @@ def bring_up(
     tell: Tell,
     known_answer: Mapping[str, str] | None = None,
     headers: Mapping[str, str] | None = None,
-    diagnose: Callable[[Failure, Watch], Failure] = lambda failure, _watch: failure,
 ) -> Up:
     """Starts the server, follows its log to readiness, and makes sure who answers. Raises StartFailed."""
     began = time.monotonic()
@@ -113,18 +117,15 @@ def bring_up(
         )
     argv, env = engine.argv(launch), {**engine.environment(launch), **_texts(launch.server.env)}
     path = run.log_path(launch.name)
-    log = path.open("w", encoding="utf-8")
-    log.write(f"# {json.dumps(argv)}\n")
-    stages = _Stages(engine, tell, launch.name, log)
+    log = Log(launch.server, launch.name, path, tell)
     try:
         state = supervisor.start(Start(unit, argv, env, owner, launch.server.secrets))
     except SupervisionError as error:
-        log.close()
         raise StartFailed(Failure("start_failed", f"{launch.name} could not be started: {error}")) from None
-    watch = supervisor.watch(unit, [launch.base_url + path for path in engine.HEALTH], stages.take)
-    up = Up(launch, engine, unit, Identity(), None, 0.0, state, watch, str(path.relative_to(run.folder)))
+    watch = supervisor.watch(unit, [launch.base_url + path for path in engine.HEALTH], log.take)
+    up = Up(launch, engine, unit, Identity(), None, 0.0, state, watch, log, str(path.relative_to(run.folder)))
     try:
-        _wait_ready(up, stages, began)
+        _wait_ready(up, log, began)
         up.ready_s = time.monotonic() - began
         _identify(up, supervisor, headers)
         _, listening = supervisor.status([port])
@@ -135,7 +136,7 @@ def bring_up(
     except BaseException as error:
         take_down(up, supervisor)
         if isinstance(error, StartFailed):
-            raise StartFailed(diagnose(error.failure, watch)) from None
+            raise StartFailed(log.explain(error.failure)) from None
         raise
     return up
 
@@ -156,50 +157,58 @@ def _texts(values: Mapping[str, Any]) -> dict[str, str]:
     return {key: ("1" if value is True else "0" if value is False else str(value)) for key, value in values.items()}
 
 
-class _Stages:
-    """Writes the log, and tells each stage of the start once."""
+class Log:
+    """A server's log as it comes: kept in a file, its stages told once each, and asked at the end why it ended."""
 
-    def __init__(self, engine: ModuleType, tell: Tell, server: str, log: TextIO) -> None:
-        self.engine, self.tell, self.server, self.log = engine, tell, server, log
-        self.reached = -1
-        self._rest = ""
-
-    @property
-    def name(self) -> str:
-        return str(self.engine.STAGES[self.reached][0]) if self.reached >= 0 else "starting"
+    def __init__(self, server: Server, name: str, path: Path, tell: Tell) -> None:
+        known = server.engine if server.engine in diagnosis.engines() else None
+        self.reader = diagnosis.Reader(known)
+        self.file = path.open("w", encoding="utf-8")
+        self.name, self.tell, self.title = name, tell, ""
 
     def take(self, text: str) -> None:
-        self.log.write(text)
-        self.log.flush()
-        *lines, self._rest = (self._rest + text).split("\n")
-        if self.reached + 1 >= len(self.engine.STAGES):
-            return
-        for line in lines:
-            for index in range(self.reached + 1, len(self.engine.STAGES)):
-                name, pattern = self.engine.STAGES[index]
-                if pattern.search(line):
-                    self.reached = index
-                    self.tell("stage", server=self.server, stage=name)
-                    break
+        self.file.write(text)
+        self.file.flush()
+        self.reader.feed(text.encode())
+        title = self.reader.title()
+        if title and title != self.title:
+            self.title = title
+            self.tell("stage", server=self.name, stage=title)
+
+    def where(self) -> str:
+        """How far it came, for a sentence."""
+        return f"after “{self.title}”" if self.title else "before it said anything of its start"
+
+    def explain(self, failure: Failure) -> Failure:
+        """The failure with what the log says caused it."""
+        found = self.reader.diagnosis(exit_status=failure.exit_status)
+        if not found.causes:
+            return failure
+        cause = found.causes[0]
+        return replace(
+            failure,
+            summary=f"{failure.summary}: {cause.summary}",
+            evidence=(*cause.evidence, *(line for line in failure.evidence if line not in cause.evidence)),
+            advice=cause.advice or failure.advice,
+            finding=cause.as_json(),
+        )
 
 
-def _wait_ready(up: Up, stages: _Stages, began: float) -> None:
+def _wait_ready(up: Up, log: Log, began: float) -> None:
     watch, server = up.watch, up.launch.server
     assert watch is not None
     while not watch.ready.wait(0.05):
         if watch.ended.is_set():
             if watch.lost is not None:
                 raise StartFailed(Failure("machine_away", f"lost sight of {up.unit}: {watch.lost}"))
-            raise StartFailed(ended("start_failed", f"{up.launch.name} died while {stages.name}", watch))
+            raise StartFailed(ended("start_failed", f"{up.launch.name} died {log.where()}", watch))
         waited, quiet = time.monotonic() - began, time.monotonic() - watch.progress_at
         tail = tuple(line for line in list(watch.log_tail)[-12:] if line.strip())
         if quiet > HANG_AFTER_S:
-            what = (
-                f"{up.launch.name} hangs while {stages.name}: no log line, no reading, no computing for {quiet:.0f} s"
-            )
+            what = f"{up.launch.name} hangs {log.where()}: no log line, reading or computing for {quiet:.0f} s"
             raise StartFailed(Failure("hang", what, tail))
         if waited > server.ready_within_s:
-            what = f"{up.launch.name} was not ready within {server.ready_within_s:g} s; it was {stages.name}"
+            what = f"{up.launch.name} was not ready within {server.ready_within_s:g} s; it stopped {log.where()}"
             raise StartFailed(Failure("timeout", f"{what}, /health answered {watch.health}", tail))
 
 

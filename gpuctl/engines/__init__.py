@@ -3,13 +3,12 @@
 An engine has
     argv(launch)         the command line, argument by argument
     environment(launch)  variables it needs beyond the user's
-    STAGES               (name, pattern) of its log in the order of a start: what it is doing, and where it hung
     HEALTH               paths of which the first one it knows answers 200 when it can generate
     IDENTITY             paths asked once it is ready, and identity(answers): who is answering
     FLUSH                (method, path) that empties its prefix cache, or None
     FIXED_LENGTH         body fields that make an answer exactly max_tokens long; ANY_LENGTH where it may end
     VERSIONS             Python packages whose version can change a number
-Everything about its log and its memory lies beside it in the package.
+What its log means (log.py) and how it uses memory lie beside it in the package.
 """
 
 from __future__ import annotations

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from gpuctl.engines import Identity, Launch, nested, served_ids
 
-STAGES: tuple[tuple[str, re.Pattern[str]], ...] = ()
 HEALTH = ("/health", "/v1/models")
 IDENTITY = ("/v1/models", "/version", "/server_info", "/get_server_info", "/props")
 FLUSH = None

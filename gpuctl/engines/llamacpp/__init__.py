@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from gpuctl.engines import Identity, Launch, flags, nested, program, served_ids
 
-STAGES = (
-    (
-        "loading the model",
-        re.compile(r"load_model: loading model|llama_model_loader: loaded meta data|initializing \.\.\."),
-    ),
-    ("allocating the context", re.compile(r"llama_context: constructing|n_ctx_seq|kv_cache|KV buffer")),
-    ("warming up", re.compile(r"warming up the model|warmup")),
-    ("listening", re.compile(r"listening on http")),
-    ("ready", re.compile(r"model loaded|starting the main loop|all slots are idle")),
-)
 HEALTH = ("/health",)
 IDENTITY = ("/props", "/v1/models")
 FLUSH = None  # cache_prompt: false leaves nothing to empty

@@ -1,29 +1,15 @@
 """SGLang: `python -m sglang.launch_server`. Pure.
 
-Stages are the lines of its log as seen from 0.5.11 to 0.5.23; endpoints as in srt/entrypoints/http_server.py.
+Endpoints as in srt/entrypoints/http_server.py.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from gpuctl.engines import Identity, Launch, flags, nested, program, served_ids
 
-STAGES = (
-    ("joining the ranks", re.compile(r"Init torch distributed begin")),
-    ("ranks joined", re.compile(r"Init torch distributed ends")),
-    ("loading weights", re.compile(r"Load weight begin")),
-    ("weights loaded", re.compile(r"Load weight end")),
-    ("allocating state cache", re.compile(r"Mamba Cache is allocated")),
-    ("allocating KV cache", re.compile(r"KV Cache (?:is allocated|VA upper bound)")),
-    ("memory pools allocated", re.compile(r"Memory pool end")),
-    ("capturing graphs", re.compile(r"Capture .*(?:cuda|CUDA) graph begin")),
-    ("graphs captured", re.compile(r"Capture .*(?:cuda|CUDA) graph end")),
-    ("warming up", re.compile(r"max_total_num_tokens=\d+")),
-    ("ready", re.compile(r"The server is fired up and ready to roll!")),
-)
 HEALTH = ("/health_generate", "/health")
 IDENTITY = ("/server_info", "/get_server_info", "/v1/models")
 FLUSH = ("POST", "/flush_cache")

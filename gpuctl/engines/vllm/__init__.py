@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from gpuctl.engines import Identity, Launch, flags, nested, program, served_ids
 
-STAGES = (
-    ("starting", re.compile(r"vLLM API server version|Initializing a V1 LLM engine")),
-    ("loading weights", re.compile(r"Starting to load model")),
-    ("weights loaded", re.compile(r"Model loading took|Loading weights took")),
-    ("profiling memory", re.compile(r"Available KV cache memory")),
-    ("allocating KV cache", re.compile(r"GPU KV cache size")),
-    ("graphs captured", re.compile(r"Graph capturing finished")),
-    ("warming up", re.compile(r"init engine \(profile, create kv cache, warmup model\) took")),
-    ("ready", re.compile(r"Application startup complete")),
-)
 HEALTH = ("/health",)
 IDENTITY = ("/v1/models", "/version")
 FLUSH = ("POST", "/reset_prefix_cache")
