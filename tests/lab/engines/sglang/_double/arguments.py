@@ -106,12 +106,18 @@ class _Boolean(argparse.Action):
         return " | ".join(self.option_strings)
 
 
+def _with_ddtree(flag):
+    if flag["options"][0] == "--speculative-algorithm" and "choices" in flag:
+        return {**flag, "choices": [*flag["choices"], "DDTREE"]}
+    return flag
+
+
 def parser(fork=False, release=RELEASE):
     """The parser of a release; `fork` adds the option that no release has and the DDTREE forks do."""
     made = argparse.ArgumentParser(prog="sglang serve")
     flags = table(release)["flags"]
     if fork:
-        flags = [*flags, DDTREE_FLAG]
+        flags = [_with_ddtree(flag) for flag in flags] + [DDTREE_FLAG]
     for flag in flags:
         _add(made, flag, flags)
     return made

@@ -58,6 +58,8 @@ def server_info(server):
     state = {
         **settings.fields,
         "max_mamba_cache_size": facts["slots"],
+        "grpc_worker_threads": 4,
+        "max_speculative_num_draft_tokens": settings.draft_tokens,
         "last_gen_throughput": server.stats.get("throughput", 0.0),
         "memory_usage": {
             "weight": round(facts["weights_gib"], 2),
@@ -283,12 +285,14 @@ def _generate(exchange, part, last):
         meta["e2e_latency"] = now - exchange.received
         if exchange.settings.draft_tokens:
             meta.update(speculation(exchange, part))
+        span = (part.last_at or now) - (part.first_at or now)
+        ends = {"request_finished_ts": part.last_at, "decode_throughput": (part.made - 1) / span if span > 0 else 0.0}
+        sent = {"response_sent_to_client_ts": now}
         meta["request_received_ts"] = exchange.received
         meta["api_server_dispatch_finish_ts"] = exchange.received + 0.0008
-        meta["request_finished_ts"] = part.last_at
-        span = (part.last_at or now) - (part.first_at or now)
-        meta["decode_throughput"] = (part.made - 1) / span if span > 0 else 0.0
-        meta["response_sent_to_client_ts"] = now
+        meta.update({**sent, **ends} if exchange.stream else {**ends, **sent})
+    elif part.steps == 1:
+        meta["response_sent_to_client_ts"] = time.time()
     return {"text": part.text, "output_ids": [token_id(str(i)) for i in range(part.made)], "meta_info": meta}
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -118,7 +119,12 @@ def _become(parent, title):
 def _run_rank(settings, faults, index, channel, parent):
     from sglang._double import scheduler, startup
 
-    rank = startup.Rank(settings, faults, index)
+    def meet():
+        """Waits until every rank is here, as the first collective does."""
+        channel.sendall(b'{"here": 1}\n')
+        channel.recv(16)
+
+    rank = startup.Rank(settings, faults, index, meet)
     try:
         rank.start()
     except startup.Died as error:
@@ -157,22 +163,26 @@ def _fork_idle(title, name):
 
 def _wait_until_ready(schedulers):
     """The facts of rank 0 once every rank is up. A rank that vanishes ends the start."""
-    import select
-
     waiting = {child.channel: child for child in schedulers}
     buffers = dict.fromkeys(waiting, b"")
-    facts = None
+    facts, here = None, 0
     while waiting:
         ready, _, _ = select.select(list(waiting), [], [], 1.0)
         for channel in ready:
             data = channel.recv(65536)
             if not data:
                 _rank_vanished(schedulers, waiting[channel])
-            buffers[channel] += data
-            if buffers[channel].endswith(b"\n"):
-                child = waiting.pop(channel)
-                if child is schedulers[0]:
-                    facts = json.loads(buffers[channel])["ready"]
+            *lines, buffers[channel] = (buffers[channel] + data).split(b"\n")
+            for line in lines:
+                message = json.loads(line)
+                if "here" in message:
+                    here += 1
+                    if here == len(schedulers):
+                        for child in schedulers:
+                            child.channel.sendall(b"go")
+                    continue
+                if waiting.pop(channel) is schedulers[0]:
+                    facts = message["ready"]
     return facts
 
 

@@ -101,7 +101,7 @@ def text(server, counts):
     model = {"model_name": settings["served_model_name"]}
     for row in ROWS:
         name = row["name"]
-        if name.startswith("sglang:spec_") and not settings.draft_tokens:
+        if name == "sglang:spec_verify_calls_total" and not settings.draft_tokens:
             continue
         lines += ["# HELP %s %s" % (name, row["help"]), "# TYPE %s %s" % (name, row["type"])]
         own = model if row.get("model") else {}

@@ -23,7 +23,7 @@ ILLEGAL = (
     "consider passing CUDA_LAUNCH_BLOCKING=1\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
 )
 # The largest activation of a chunk (the joined q, k, v of a linear layer) and what else lives beside it.
-ACTIVATION_BYTES, ACTIVATION_OTHERS = 2 * 2, 2.5
+ACTIVATION_BYTES, ACTIVATION_OTHERS, LEFT_GIB = 2 * 2, 4.0, 0.041
 
 
 class Request:
@@ -308,7 +308,9 @@ class Loop:
         text = self.settings.model.text
         part = min(tokens, max(1, self.settings["chunked_prefill_size"]))
         one = part * text["hidden_size"] * ACTIVATION_BYTES / (1 << 30) / self.settings.tp
-        if one * ACTIVATION_OTHERS > self.rank.device.free:
+        device = self.rank.device
+        if one * ACTIVATION_OTHERS > device.free:
+            device.taken += max(0.0, device.free - LEFT_GIB)
             self._die("torch.OutOfMemoryError", self.rank.device.out_of_memory(one))
 
     def _die(self, error, text):

@@ -8,7 +8,8 @@ import time
 from sglang._double import gpu, log, memory, models, tracebacks
 
 # Measured: decode graphs take 0.04 (small) to 0.25 GiB (27B); a prefill graph set 0.6.
-GRAPH_GIB, DRAFT_GRAPH_GIB, PREFILL_GIB = 0.23, 0.1, 0.59
+GRAPH_GIB, DRAFT_GRAPH_GIB, PREFILL_GIB, DRAFT_PREFILL_GIB = 0.23, 0.1, 0.59, 0.43
+BETWEEN_GIB, BETWEEN_DRAFT_GIB = 0.0495, 0.127
 # Free memory below which buffers before the capture do not fit any more.
 LEAST_GIB = 0.2
 
@@ -20,8 +21,8 @@ class Died(Exception):
 class Rank:
     """Numbers of one rank that is up: `division`, `pools`, `device`, sizes for /server_info."""
 
-    def __init__(self, settings, faults, index):
-        self.settings, self.faults, self.index = settings, faults, index
+    def __init__(self, settings, faults, index, meet):
+        self.settings, self.faults, self.index, self.meet = settings, faults, index, meet
         self.profile = settings.profile
         self.weights_gib = self.graph_gib = self.kv_gib = 0.0
         self.broken_weights = False
@@ -112,6 +113,7 @@ class Rank:
                 log.line("sglang is using nccl==2.28.9")
             _sleep(self.profile.delay("nccl"))
         self._hang("nccl")
+        self.meet()
         self._killed("nccl")
         taken = self.profile.gpu.get("nccl_gib", 0.09) * (1 if self.settings.tp == 1 else 6)
         self.device.take(taken)
@@ -143,7 +145,7 @@ class Rank:
         self._killed("weights")
         gib = self.profile.weights_of(model, settings.tp)
         self._take(gib, "load")
-        self.weights_gib += gib
+        self.weights_gib += 0 if draft else gib
         self.load_seconds += time.monotonic() - began
         log.line(
             "Load weight end. elapsed=%.2f s, type=%s, avail mem=%.2f GB, mem usage=%.2f GB."
@@ -218,6 +220,9 @@ class Rank:
 
     def _pools(self):
         settings = self.settings
+        if settings.regime != "A" and settings.model.hybrid:
+            # Measured: gone between the end of loading and the sizing of the pools.
+            self._take(BETWEEN_GIB if settings.draft is None else BETWEEN_DRAFT_GIB, "pools")
         ask = settings.division(self.pre, self.device.free)
         fault = self.faults.find("oom", at="kv", default="request")
         try:
@@ -226,6 +231,9 @@ class Rank:
             raise Died(error.error, error.args[0], "pools") from None
         self.division, self.pools = division, memory.Pools(ask, division)
         pools = self.pools
+        for warning in division.warnings:
+            if self.index == 0:
+                log.line(warning)
         if fault:
             raise Died("torch.OutOfMemoryError", self.device.out_of_memory(pools.kv / 2), "pools")
         if settings.model.hybrid:
@@ -234,9 +242,6 @@ class Rank:
         log.line("Memory pool end. avail mem=%.2f GB" % self.device.free)
         if division.requests <= 0:
             raise Died("AssertionError", "max_running_request is zero", "assert")
-        for warning in division.warnings:
-            if self.index == 0:
-                log.line(warning)
 
     def _mamba(self):
         pools = self.pools
@@ -259,10 +264,11 @@ class Rank:
         settings = self.settings
         if taken > self.device.free:
             per_layer = kv / 2 / model.attention_layers
+            self.device.taken += taken - kv
             self.device.taken += int(self.device.free / per_layer) * per_layer
             raise Died("torch.OutOfMemoryError", self.device.out_of_memory(per_layer), "pools")
         self._take(taken, "pools")
-        self.kv_gib += kv
+        self.kv_gib = self.kv_gib or kv
         kind = "" if settings.release == "0.5.11" else " dtype: torch.bfloat16,"
         if model.mla:
             log.line("KV Cache is allocated.%s #tokens: %d, KV size: %.2f GB" % (kind, self.division.tokens, kv))
@@ -291,15 +297,19 @@ class Rank:
             if sizes:
                 self._capture("cuda graph", sizes, GRAPH_GIB, old=True)
             return
-        if settings.prefill_backend == "disabled" or settings.model.hybrid:
+        self._prefill_graphs("target")
+        if sizes:
+            self._capture("target %s CUDA graph" % ("verify" if spec else "decode"), sizes, GRAPH_GIB)
+
+    def _prefill_graphs(self, role):
+        if self.settings.prefill_backend == "disabled" or self.settings.model.hybrid:
             log.line(
                 "Disable prefill CUDA graph because cuda_graph_config resolved prefill.backend='disabled' (e.g. via "
                 "--cuda-graph-backend-prefill=disabled or auto-disable rules)."
             )
         else:
-            self._capture("target prefill CUDA graph", settings.prefill_sizes, PREFILL_GIB, tokens=True)
-        if sizes:
-            self._capture("target %s CUDA graph" % ("verify" if spec else "decode"), sizes, GRAPH_GIB)
+            gib = PREFILL_GIB if role == "target" else DRAFT_PREFILL_GIB
+            self._capture(role + " prefill CUDA graph", self.settings.prefill_sizes, gib, tokens=True)
 
     def _backend(self):
         from sglang._double.settings import BLACKWELL_GDN
@@ -327,7 +337,9 @@ class Rank:
             return
         if settings.release == "0.5.11":
             self._capture("cuda graph", sizes, DRAFT_GRAPH_GIB, old=True)
-        elif settings["speculative_algorithm"] in ("DFLASH", "DDTREE"):
+            return
+        self._prefill_graphs("draft")
+        if settings["speculative_algorithm"] in ("DFLASH", "DDTREE"):
             self._capture("draft verify CUDA graph", sizes, DRAFT_GRAPH_GIB)
         else:
             self._capture("draft decode CUDA graph", sizes, 0.04, per_request=1)
@@ -359,7 +371,7 @@ class Rank:
             raise Died("torch.OutOfMemoryError", text, "pools")
         self._hang("graphs")
         self._progress(sizes, gib, tokens)
-        self.graph_gib += gib
+        self.graph_gib = self.graph_gib or gib
         spent = time.monotonic() - began
         if old:
             log.line(

@@ -4,6 +4,8 @@ import selectors
 import time
 from email.utils import formatdate
 
+from sglang._double import log
+
 PHRASES = {
     200: "OK",
     400: "Bad Request",
@@ -63,10 +65,10 @@ class Connection:
                     self.close()
                 return
             lines = bytes(self.input[:end]).decode("latin-1").split("\r\n")
-            try:
-                method, target, version = lines[0].split(" ", 2)
-            except ValueError:
-                self.close()
+            method, _, rest = lines[0].partition(" ")
+            target, _, version = rest.partition(" ")
+            if not method.isalpha() or not version.startswith("HTTP/1."):
+                self._refuse()
                 return
             headers = {}
             for line in lines[1:]:
@@ -87,6 +89,15 @@ class Connection:
             self.busy = True
             self.incoming = Incoming(method, target, headers, body, close)
             self.handle(self, self.incoming)
+
+    def _refuse(self):
+        log.line("WARNING:  Invalid HTTP request received.")
+        self.closing = True
+        self.send(
+            b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\nconnection: close\r\n\r\n"
+            b"Invalid HTTP request received."
+        )
+        self._flush()
 
     def respond(self, status, body=b"", kind="application/json", extra=()):
         head = ["HTTP/1.1 %d %s" % (status, PHRASES.get(status, "")), "date: " + self.loop.date(), "server: uvicorn"]
