@@ -8,6 +8,7 @@ import time
 
 import click
 
+from tests.lab.faults import commands
 from tests.lab.lab import Lab
 from tests.lab.layout import MACHINES, Guest, NoLab
 from tests.lab.roots import cache
@@ -86,8 +87,11 @@ def ssh_config(lab: Lab) -> None:
 @click.pass_obj
 def enter(lab: Lab, machine: str, command: tuple[str, ...]) -> None:
     """Run COMMAND (a shell, if none) on MACHINE from behind, whether its network and sshd work or not."""
-    argv = lab.way_in(machine, command or ("bash", "-l"))
+    argv = lab.way_in(machine, command or ("bash", "-l"), terminal=sys.stdin.isatty())
     os.execvp(argv[0], argv)
+
+
+main.add_command(commands.group())
 
 
 @main.command("forget-cache")

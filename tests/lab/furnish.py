@@ -8,21 +8,28 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from types import ModuleType
 
 from tests.lab.layout import GUESTS, MACHINES, NODES, Guest, Machine, Node, hosts_file, pct_config
 from tests.lab.pct import install as pct
 from tests.lab.roots import shift
 
-# Doubles: packages beside this one with a module `install` that has `install_node(root)` and `install_guest(root)`.
+# Doubles: packages beside this one with a module `install` in which any of these may be:
+#   install_node(root), install_guest(root)   writes into a machine's root, as root of that machine, before it boots;
+#                                             follow no absolute link there, it would lead into this machine
+#   around_node(name, state) -> list[str]     words before the command that starts a node, such as a program that
+#                                             starts it under its supervision and exits as it does
 DOUBLES = ("nvidia", "engines", "hub")
 
 # Units without a purpose here that cost time at every boot.
 NEEDLESS = (
-    "apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "e2scrub_all.timer", "e2scrub_reap.service",
-    "fstrim.timer", "console-getty.service", "container-getty@.service", "getty@.service", "getty-static.service",
-    "lxc-net.service", "lxcfs.service", "lxc.service", "lxc-monitord.service", "systemd-firstboot.service",
-    "dev-hugepages.mount", "sys-kernel-debug.mount", "sys-kernel-tracing.mount", "sys-fs-fuse-connections.mount",
-)  # fmt: skip
+    *("apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "e2scrub_all.timer", "fstrim.timer"),
+    *("e2scrub_reap.service", "systemd-firstboot.service"),
+    *("console-getty.service", "container-getty@.service", "getty@.service", "getty-static.service"),
+    *("lxc-net.service", "lxcfs.service", "lxc.service", "lxc-monitord.service"),
+    *("dev-hugepages.mount", "sys-kernel-debug.mount", "sys-kernel-tracing.mount", "sys-fs-fuse-connections.mount"),
+    *("systemd-ask-password-console.path", "systemd-ask-password-wall.path"),  # two inotify instances each
+)
 
 _SSHD = """\
 HostKey /etc/ssh/ssh_host_ed25519_key
@@ -49,6 +56,15 @@ ExecStart=/usr/sbin/ip link set vmbr0 up
 [Install]
 WantedBy=multi-user.target
 """
+
+
+def doubles() -> list[ModuleType]:
+    there = [name for name in DOUBLES if (Path(__file__).parent / name / "install.py").exists()]
+    return [importlib.import_module(f"tests.lab.{name}.install") for name in there]
+
+
+def around_node(name: str, state: Path) -> list[str]:
+    return [word for double in doubles() if hasattr(double, "around_node") for word in double.around_node(name, state)]
 
 
 def keys(state: Path, subnet: str) -> None:
@@ -90,10 +106,9 @@ def machine(one: Machine, root: Path, state: Path, subnet: str) -> None:
         mask(root, unit)
     install = install_node if isinstance(one, Node) else install_guest
     install(one, root, state, subnet)  # type: ignore[operator]
-    for double in DOUBLES:
-        if (Path(__file__).parent / double / "install.py").exists():
-            module = importlib.import_module(f"tests.lab.{double}.install")
-            (module.install_node if isinstance(one, Node) else module.install_guest)(root)
+    for double in doubles():
+        if install_double := getattr(double, "install_node" if isinstance(one, Node) else "install_guest", None):
+            install_double(root)
     if isinstance(one, Guest) and not one.privileged:
         shift(root, root.parent / "upper")
 

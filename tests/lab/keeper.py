@@ -82,6 +82,7 @@ class Node:
     name: str
     root: Path
     binds: list[str]
+    around: list[str]  # words before the command that starts it
     process: subprocess.Popen[bytes] | None = None
 
 
@@ -120,7 +121,7 @@ class Inner:
         for name, lower in self.spec["roots"].items():
             disk(disks / name, lower, self.spec["disk"])
         for name, binds in self.spec["nodes"].items():
-            self.nodes[name] = Node(name, disks / name / "root", binds)
+            self.nodes[name] = Node(name, disks / name / "root", binds, self.spec["around"][name])
 
     def serve(self) -> None:
         """Never returns while the lab is wanted."""
@@ -192,7 +193,7 @@ class Inner:
         sweep(own)
         environment = {**os.environ, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1", "SYSTEMD_LOG_LEVEL": "warning"}
         command = [
-            "systemd-nspawn", "--quiet", "--boot", f"--machine={node.name}", f"--directory={node.root}",
+            *node.around, "systemd-nspawn", "--quiet", "--boot", f"--machine={node.name}", f"--directory={node.root}",
             "--register=no", "--keep-unit", "--capability=all", f"--drop-capability={NOT_FOR_NODES}",
             "--system-call-filter=bpf keyctl add_key", "--network-bridge=lab", "--console=pipe",
             "--resolv-conf=off", "--timezone=off", "--link-journal=no", *(f"--bind={bind}" for bind in node.binds),

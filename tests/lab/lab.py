@@ -68,6 +68,7 @@ class Lab:
             if self.alive():
                 raise NoLab(f"a lab {self.name!r} is up already: `python -m tests.lab status`, or `down` first")
             keeper.clean(self.state)
+            requirements.check_inotify()
             try:
                 self._start(trees, say, stay, keep)
             except BaseException:
@@ -115,21 +116,29 @@ class Lab:
     # --- asking
 
     def run(self, name: str, argv: Sequence[str], *, stdin: str = "", timeout: float = 60) -> Completed:
-        """Runs a command on a machine from behind, without SSH: in its namespaces, or through the node's pct exec.
+        """Runs a command on a machine without SSH: as a unit of its node, in the guest through the node's LXC.
 
+        It is a child of the node's systemd, so it sees what services see, the doubles of the node's kernel included.
         Shells and quoting are the caller's business. Never raises for an exit code.
         """
         return subprocess.run(
-            self.way_in(name, argv), input=stdin, capture_output=True, text=True, timeout=timeout, env=_plain()
-        )
+            self.way_in(name, argv, timeout=timeout), input=stdin, capture_output=True, text=True,
+            timeout=timeout + 5, env=_plain(),
+        )  # fmt: skip
 
-    def way_in(self, name: str, argv: Sequence[str]) -> list[str]:
+    def way_in(self, name: str, argv: Sequence[str], *, timeout: float = 0, terminal: bool = False) -> list[str]:
         """The command here that runs `argv` on the machine. Raises NoLab when its node is off."""
-        one = machine(name)
-        if isinstance(one, Node):
-            return [*self._enter(one.name), *argv]
-        # Not through pct: a test of pct should not depend on it.
-        return [*self._enter(one.node), "lxc-attach", "-n", str(one.vmid), "--clear-env", "--", *argv]
+        unit = ["systemd-run", "--quiet", "--wait", "--collect", "--service-type=exec", "--setenv=LANG=C.UTF-8"]
+        unit += [*(["--pty"] if terminal else ["--pipe"]), *([f"-pRuntimeMaxSec={timeout}"] if timeout else [])]
+        command = [word.replace("$", "$$") for word in (*_attach(name), *argv)]  # a unit's $X is systemd's own
+        return [*self._enter(_node_of(name)), *unit, "--", *command]
+
+    def peek(self, name: str, argv: Sequence[str], *, timeout: float = 10) -> Completed:
+        """Like run, but straight into the machine's namespaces: also while its systemd does not answer yet."""
+        command = [*self._enter(_node_of(name)), *_attach(name), *argv]
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, env=_plain()
+        )
 
     def check(self, name: str, argv: Sequence[str], *, stdin: str = "", timeout: float = 60) -> str:
         """Like run, and returns stdout; raises NoLab when the command failed."""
@@ -181,7 +190,7 @@ class Lab:
     def boot_id(self, name: str) -> str:
         """The machine's boot_id now; empty when it cannot be read."""
         with contextlib.suppress(NoLab, subprocess.TimeoutExpired):
-            return self.run(name, ["cat", "/proc/sys/kernel/random/boot_id"], timeout=10).stdout.strip()
+            return self.peek(name, ["cat", "/proc/sys/kernel/random/boot_id"]).stdout.strip()
         return ""
 
     def wait(self, *names: str, timeout: float = 120, since: Mapping[str, str] | None = None) -> None:
@@ -201,7 +210,7 @@ class Lab:
             if old_boot and self.boot_id(one.name) in ("", old_boot):
                 return "it has not restarted"
             try:
-                said = self.run(one.name, ["systemctl", "is-system-running"], timeout=10)
+                said = self.peek(one.name, ["systemctl", "is-system-running"])
             except NoLab as error:
                 return str(error)
             if said.stdout.strip() not in ("running", "degraded"):
@@ -226,7 +235,8 @@ class Lab:
             ]
             for one in NODES
         }
-        spec = {"roots": lowers, "nodes": binds, "disk": DISK}
+        around = {one.name: furnish.around_node(one.name, self.state) for one in NODES}
+        spec = {"roots": lowers, "nodes": binds, "around": around, "disk": DISK}
         (self.state / "spec.json").write_text(json.dumps(spec), encoding="utf-8")
         self._start_keeper()
         with _subnets():
@@ -359,20 +369,41 @@ class Lab:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """One command at a time brings a lab up or down."""
-        with (STATES / f".{self.name}.lock").open("w") as lock:
+        file = STATES / f".{self.name}.lock"
+        with file.open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise NoLab(f"another command is bringing the lab {self.name!r} up or down") from None
-            yield
+                held = os.path.samestat(os.fstat(lock.fileno()), file.stat())  # not one that is being removed
+            except (BlockingIOError, FileNotFoundError):
+                held = False
+            if not held:
+                raise NoLab(f"another command is bringing the lab {self.name!r} up or down")
+            try:
+                yield
+            finally:
+                file.unlink()
 
 
 @contextmanager
 def _subnets() -> Iterator[None]:
     """Two labs do not choose the same subnet at once."""
-    with (STATES / ".subnets.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    folder = os.open(STATES, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(folder)
+
+
+def _node_of(name: str) -> str:
+    one = machine(name)
+    return one.name if isinstance(one, Node) else one.node
+
+
+def _attach(name: str) -> list[str]:
+    """What on the node leads into the machine. Not pct: a test of pct should not depend on it."""
+    one = machine(name)
+    return [] if isinstance(one, Node) else ["lxc-attach", "-n", str(one.vmid), "--clear-env", "--"]
 
 
 def _child(pid: int) -> int:

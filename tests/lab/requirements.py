@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import shutil
@@ -22,6 +23,7 @@ PROGRAMS = {
     "nsenter": "util-linux",
     "gcc": "gcc",  # the NVIDIA libraries of the lab are small C sources
 }
+INOTIFY = 24  # what the systemds of a lab take of root's instances, and a few
 # The programs need these beside them to build C.
 COMPANIONS = {"gcc": ("libc6-dev",)}
 
@@ -46,6 +48,25 @@ def check() -> None:
         raise NoLab("the lab needs Debian: it builds its machines with debootstrap from this machine's own apt sources")
     if not Path("/proc/filesystems").read_text().split().count("overlay") and not _modprobe("overlay"):
         raise NoLab("the lab needs overlayfs, which this kernel does not have")
+
+
+def check_inotify(wanted: int = INOTIFY) -> None:
+    """Raises NoLab when root cannot have so many inotify instances more: a systemd without them starts nothing."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    made: list[int] = []
+    try:
+        while len(made) < wanted:
+            descriptor = libc.inotify_init1(os.O_CLOEXEC)
+            if descriptor < 0:
+                limit = Path("/proc/sys/fs/inotify/max_user_instances")
+                raise NoLab(
+                    f"this machine has too few inotify instances left for another lab: take one down, or raise"
+                    f" fs.inotify.max_user_instances, which is {limit.read_text().strip()}"
+                )
+            made.append(descriptor)
+    finally:
+        for descriptor in made:
+            os.close(descriptor)
 
 
 def missing() -> list[str]:

@@ -22,8 +22,9 @@ from . import conf as grammar
 from . import lxcconfig
 from .conf import Conf, ConfError
 
-NODENAME = os.uname().nodename
-CONFS = Path("/etc/pve/nodes") / NODENAME / "lxc"
+CONFS = Path("/etc/pve/lxc")
+# Not the host name: some hooks run in the guest's own UTS namespace.
+NODENAME = Path(os.readlink(CONFS)).parts[1] if CONFS.is_symlink() else ""
 RUN = Path("/run/pve")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -19,7 +20,7 @@ PROGRAMS = {
 }
 
 _PROGRAM = """\
-#!/usr/bin/python3 -I
+#!/usr/lib/pve-container/python3 -I
 import sys
 from pve_container.{module} import {function}
 sys.exit({function}())
@@ -97,6 +98,10 @@ def install_node(root: Path, nodename: str) -> None:
     _write(root / PACKAGE / "__init__.py", "")
     for name in MODULES:
         _write(root / PACKAGE / f"{name}.py", (HERE / f"{name}.py").read_text(encoding="utf-8"))
+    # The real pct is Perl: it does not stop working when the node's python3 is gone.
+    (python,) = root.glob("usr/bin/python3.[0-9]*[0-9]")
+    (root / "usr/lib/pve-container").mkdir()
+    shutil.copy(python, root / "usr/lib/pve-container/python3")
     wants = root / "etc/systemd/system/multi-user.target.wants/pve-guests.service"
     wants.parent.mkdir(parents=True, exist_ok=True)
     wants.symlink_to("/usr/lib/systemd/system/pve-guests.service")
