@@ -116,7 +116,7 @@ def pct_config(guest: Guest, subnet: str) -> str:
         "swap": "0",
         **({} if guest.privileged else {"unprivileged": "1"}),
     }
-    nodes = ["nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"]
+    nodes = [*(f"nvidia{n}" for n in range(8)), "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"]
     raw = ["lxc.cgroup2.devices.allow: c 195:* rwm", "lxc.cgroup2.devices.allow: c 509:* rwm"]
     raw += [f"lxc.mount.entry: /dev/{node} dev/{node} none bind,optional,create=file" for node in nodes]
     return "".join(f"{line}\n" for line in [*(f"{key}: {value}" for key, value in sorted(keys.items())), *raw])

@@ -37,5 +37,5 @@ def test_stale_major_leaves_one_rule_besides_the_fixed_ones():
 
 def test_devn_passes_the_same_nodes_without_a_major_in_the_file():
     conf = grammar.parse(KINDS["devn"](TEXT), 200)
-    assert conf.main.keys["dev2"] == "/dev/nvidia-uvm,mode=0666"
+    assert conf.main.keys["dev9"] == "/dev/nvidia-uvm,mode=0666"
     assert conf.main.lxc == []

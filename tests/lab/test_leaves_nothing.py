@@ -94,7 +94,7 @@ def test_down_leaves_nothing_and_two_labs_side_by_side_do_not_meet(gone):
     assert left_of(other) == []
     assert wait_until(lambda: namespaces() <= before)
     assert not other.down()
-    assert not [file for file in STATES.iterdir() if f"-{os.getpid()}" in file.name]
+    assert not [file for file in STATES.iterdir() if one.name in file.name or other.name in file.name]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)

@@ -16,7 +16,7 @@ from tests.lab.layout import NoLab
 _UVM = re.compile(r"^lxc\.cgroup2\.devices\.allow\s*[:=]\s*c (?!195:)\d+:.*\n", re.M)
 _ALLOW = re.compile(r"^lxc\.cgroup2\.devices\.allow\s*[:=].*\n", re.M)
 _ENTRY = re.compile(r"^lxc\.mount\.entry\s*[:=]\s*/dev/nvidia.*\n", re.M)
-_NODES = ("nvidia0", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
+_NODES = (*(f"nvidia{n}" for n in range(8)), "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
 
 
 def _main(text: str, change: Callable[[str], str]) -> str:
@@ -116,7 +116,7 @@ def devn_deny_write(text: str) -> str:
 
 def devn_missing(text: str) -> str:
     """a devN line whose node is not there: the guest does not start"""
-    return _main(devn(text), lambda main: "dev9: /dev/nvidia-not-there\n" + main)
+    return _main(devn(text), lambda main: "dev20: /dev/nvidia-not-there\n" + main)
 
 
 def duplicate_rules(text: str) -> str:
