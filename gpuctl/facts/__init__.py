@@ -1,1 +1,4 @@
-"""What is asked of a machine and how the answer is read: one file a subject, pure."""
+"""Facts: what a snapshot's raw answers mean. Pure parsers; what cannot be read is Unknown.
+
+Each module is one subject. A fact is a module constant in capitals: `snapshot[devices.MAJORS]`.
+"""
