@@ -72,7 +72,8 @@ class Snapshot:
 
     @property
     def name(self) -> str:
-        return str(self.document.get("machine") or self.source or "this machine")
+        kind = {"guest": "the guest", "node": "the node"}.get(str(self.role), "this machine")
+        return str(self.document.get("machine") or kind)
 
     @property
     def role(self) -> str | None:

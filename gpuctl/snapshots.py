@@ -195,7 +195,7 @@ _ALIASES = {
 }  # fmt: skip
 _SECTION = {alias: section for section, aliases in _ALIASES.items() for alias in aliases}
 # For people, for tests and for other programs.
-_NOTES = {"schema", "expect", "expected", "not_expected", "title", "comment", "comments", "note", "notes", "source",
+_NOTES = {"schema", "expect", "may", "never", "certainty", "severity", "title", "comment", "comments", "note", "notes", "source",
           "description", "id", "about", "url", "cause", "fix", "resolution"}  # fmt: skip
 # Sections as the probe writes them, kept as they are.
 _RAW = {"stat", "links", "guests", "bpf", "namespaces", "users", "groups", "unanswered", "probe"}
@@ -344,7 +344,7 @@ class _Machine:
         elif re.match(r"torch\.|tf\.|tensorflow", key):
             self._take_errors(here, [f"{key}: {_text(value)}"])
         else:
-            known = sorted({*_SECTION, *_RAW, "cuInit", "nvmlInit", "cuDeviceGetCount"} - {"expected"})
+            known = sorted({*_SECTION, *_RAW, "cuInit", "nvmlInit", "cuDeviceGetCount"})
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
             hint = f"did you mean {near[0]}?" if near else "see docs/snapshot.md; a free remark goes under note:"
             raise self.source.wrong(here, f"unknown key; {hint}")

@@ -1,0 +1,31 @@
+"""The service may open too few files: CUDA runs out of file descriptors while it starts and says 999.
+
+cuInit opens a few files per GPU besides what the program has open already. A limit of a few dozen
+(LimitNOFILE=, ulimit -n) is not enough.
+"""
+
+from collections.abc import Iterator
+
+from gpuctl.box import Box
+from gpuctl.facts import access, limits
+from gpuctl.finding import Certainty, Finding, Layer, Severity
+
+LAYER = Layer.CUDA
+ENOUGH = 64  # measured: 16 is too few for one GPU; programs have a few dozen of their own
+
+
+def check(box: Box) -> Iterator[Finding]:
+    limit = box.guest[limits.LIMITS].get("nofile")
+    code = access.code(box)
+    if limit is None or limit.value is None or limit.value >= ENOUGH or code not in (None, 3, 304, 999):
+        return
+    nodes_open = access.opened(box, "/dev/nvidia-uvm") in ("OK", None)
+    yield Finding(
+        f"only {limit.value} open files are allowed; CUDA needs more to start",
+        LAYER,
+        Severity.CRITICAL,
+        Certainty.PROVED if limit.value <= 16 and code == 999 and nodes_open else Certainty.LIKELY,
+        (*access.symptom(box), f"{limit.source}: at most {limit.value} open files"),
+        separates="cuInit with a higher limit (ulimit -n 65536)",
+        advice="LimitNOFILE=1048576 in the unit (or ulimit -n in the shell), then restart the service",
+    )

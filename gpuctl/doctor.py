@@ -1,0 +1,201 @@
+"""`gpuctl doctor`: what is wrong with a box, proved, and how to mend it.
+
+diagnose(box) runs every check; the lowest faulty layer leads, the rest are its consequences. heal(box, ...) plays
+remedies until the box is clean or nothing helps any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gpuctl import plugins
+from gpuctl.box import Box, Snapshot, Unknown, Wanted
+from gpuctl.facts import access, cuda, nvidia
+from gpuctl.finding import Certainty, Finding, Layer, Severity
+
+SCHEMA = "gpuctl.doctor/1"
+_ORDER = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
+_SURE = {Certainty.PROVED: 0, Certainty.LIKELY: 1, Certainty.POSSIBLE: 2}
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found in a box.
+
+    verdict       well | findings | unknown
+    headline      what CUDA says, in one line
+    findings      ranked: the cause that leads first
+    consequences  critical findings of higher layers, which the leading one may explain
+    fine          what was seen to be in order
+    unknowns      check -> why it could not be made
+    """
+
+    box: str
+    machines: tuple[str, ...]
+    verdict: str
+    headline: str
+    findings: tuple[Finding, ...] = ()
+    consequences: tuple[Finding, ...] = ()
+    fine: tuple[str, ...] = ()
+    unknowns: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def all(self) -> tuple[Finding, ...]:
+        return (*self.findings, *self.consequences)
+
+
+def ids() -> tuple[str, ...]:
+    return plugins.names("checks")
+
+
+def examine(box: Box, checks: Sequence[str] | None = None) -> tuple[list[Finding], dict[str, str]]:
+    """Every check's findings, and the checks that could not be made with the reason."""
+    found: list[Finding] = []
+    unknowns: dict[str, str] = {}
+    for name in checks if checks is not None else ids():
+        module = plugins.get("checks", name)
+        try:
+            found += [replace(finding, id=name, layer=finding.layer or module.LAYER) for finding in module.check(box)]
+        except Unknown as unknown:
+            unknowns[name] = str(unknown)
+        except Exception as error:  # noqa: BLE001 - one check that breaks must not hide what the others see
+            unknowns[name] = f"the check itself failed ({type(error).__name__}: {error}); please report it"
+    return found, unknowns
+
+
+def diagnose(box: Box) -> Diagnosis:
+    """Runs every check on the box. Never raises for what a snapshot holds or lacks."""
+    found, unknowns = examine(box)
+    sure = [f for f in found if f.severity is Severity.CRITICAL and f.certainty is not Certainty.POSSIBLE]
+    if sure:  # a known cause settles what several causes would explain
+        found = [f for f in found if f.certainty is not Certainty.POSSIBLE or f.severity is not Severity.CRITICAL]
+    found.sort(key=_rank)
+    lead: Layer | None = min((f.layer for f in sure), default=None)
+    leading = [f for f in found if f.severity is not Severity.CRITICAL or lead is None or f.layer <= lead]
+    consequences = [f for f in found if f not in leading]
+    works = access.works(box)
+    fine = _fine(box)
+    if any(f.severity is not Severity.INFO for f in found):
+        verdict = "findings"
+    elif works:
+        verdict = "well"
+    elif works is None:
+        verdict = "unknown"
+    else:
+        verdict = "unknown"
+    return Diagnosis(
+        name_of(box),
+        tuple(s.name for s in box.snapshots),
+        verdict,
+        headline(box),
+        tuple(leading),
+        tuple(consequences),
+        fine,
+        unknowns,
+    )
+
+
+def _rank(finding: Finding) -> tuple[int, int, int]:
+    return (
+        _ORDER[finding.severity],
+        finding.layer if finding.severity is Severity.CRITICAL else 0,
+        _SURE[finding.certainty],
+    )
+
+
+def name_of(box: Box) -> str:
+    """`ct200 on kpro6`, or the machine's name."""
+    name = box.wanted.name or box.guest.name
+    if box.node.present and box.node is not box.guest:
+        return f"{name} on {box.node.name}"
+    return name
+
+
+def headline(box: Box) -> str:
+    """What CUDA and NVML say, in one line."""
+    views = box.guest.get(cuda.VIEWS)
+    nvml = box.guest.get(nvidia.NVML)
+    parts = []
+    shown = views.get("user") or views.get("root") or views.get("reported") if views else None
+    if shown is not None:
+        parts.append("cuInit does not return" if shown.hang else str(shown))
+    if nvml is not None and not (shown is not None and shown.works):
+        parts.append("nvidia-smi works" if nvml.works and nvml.count != 0 else str(nvml))
+    return ", ".join(parts)
+
+
+def _fine(box: Box) -> tuple[str, ...]:
+    """What was seen to be in order: said, so that nobody looks there again."""
+    fine = []
+    views = box.guest.get(cuda.VIEWS)
+    for who, view in (views or {}).items():
+        if view.works:
+            name = access.user_name(box) if who == "user" else who
+            count = f", {view.count} device{'s' if view.count != 1 else ''}" if view.count is not None else ""
+            fine.append(f"CUDA starts for {name}: cuInit = 0{count}")
+    return tuple(fine)
+
+
+# -- boxes from snapshots --
+
+
+def box_from(snapshots: Sequence[Snapshot], wanted: Wanted | None = None) -> Box:
+    """Guest and node among the snapshots. Raises ValueError (one line) where there are too many of a kind."""
+    node = [s for s in snapshots if s.role == "node"]
+    guest = [s for s in snapshots if s.role != "node"]
+    if len(guest) > 1 and not node:
+        looks = [s for s in guest if any(path.startswith("/etc/pve/") for path in s.mapping("files"))]
+        if len(guest) == 2 and len(looks) == 1:
+            node, guest = looks, [s for s in guest if s is not looks[0]]
+    if len(node) > 1 or len(guest) > 1:
+        kind, names = ("nodes", node) if len(node) > 1 else ("guests", guest)
+        raise ValueError(
+            f"one box has one guest and one node; these are {len(names)} {kind}: {', '.join(s.name for s in names)}"
+        )
+    if not guest:
+        if not node:
+            raise ValueError("no snapshot")
+        return Box(node[0], node[0], _wanted(node, wanted))
+    return Box(guest[0], node[0] if node else None, _wanted([*guest, *node], wanted))
+
+
+def _wanted(snapshots: Sequence[Snapshot], wanted: Wanted | None) -> Wanted:
+    """What the inventory says, completed by what the snapshots say of themselves."""
+    wanted = wanted or Wanted()
+    for snapshot in snapshots:
+        document = snapshot.document
+        if wanted.gpus is None and document.get("expected_gpus") is not None:
+            wanted = replace(wanted, gpus=int(document["expected_gpus"]))
+        if not wanted.node and document.get("node_name"):
+            wanted = replace(wanted, node=str(document["node_name"]))
+        service = snapshot.mapping("service")
+        if wanted.user is None and service.get("user"):
+            wanted = replace(wanted, user=str(service["user"]))
+        if wanted.unit is None and service.get("unit"):
+            wanted = replace(wanted, unit=str(service["unit"]))
+    return wanted
+
+
+# -- for people and for programs --
+
+
+def explain(name: str) -> list[str]:
+    """A check's docstring: title and reasons. Raises LookupError for an unknown id."""
+    module = plugins.get("checks", name)
+    return [f"{name} ({module.LAYER.name})", "", *(module.__doc__ or "").strip().splitlines()]
+
+
+def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "box": diagnosis.box,
+        "machines": list(diagnosis.machines),
+        "verdict": diagnosis.verdict,
+        "headline": diagnosis.headline,
+        "findings": [finding.as_json() for finding in diagnosis.findings],
+        "consequences": [finding.as_json() for finding in diagnosis.consequences],
+        "fine": list(diagnosis.fine),
+        "unknown": dict(diagnosis.unknowns),
+    }
