@@ -195,8 +195,8 @@ _ALIASES = {
 }  # fmt: skip
 _SECTION = {alias: section for section, aliases in _ALIASES.items() for alias in aliases}
 # For people, for tests and for other programs.
-_NOTES = {"schema", "expect", "may", "never", "certainty", "severity", "title", "comment", "comments", "note", "notes", "source",
-          "description", "id", "about", "url", "cause", "fix", "resolution"}  # fmt: skip
+_NOTES = {"schema", "expect", "may", "never", "certainty", "severity", "title", "comment", "comments", "note", "notes",
+          "source", "description", "id", "about", "url", "cause", "fix", "resolution"}  # fmt: skip
 # Sections as the probe writes them, kept as they are.
 _RAW = {"stat", "links", "guests", "bpf", "namespaces", "users", "groups", "unanswered", "probe"}
 _CUDA_KEYS = {"cuinit": "cuInit", "cudevicegetcount": "cuDeviceGetCount", "cudrivergetversion": "cuDriverGetVersion",

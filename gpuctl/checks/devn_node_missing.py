@@ -12,7 +12,7 @@ from gpuctl.box import Box
 from gpuctl.facts import access, nodes, proxmox
 from gpuctl.finding import Certainty, Finding, Layer, Severity
 
-LAYER = Layer.DEVICES
+LAYER = Layer.CONTAINER
 
 
 def check(box: Box) -> Iterator[Finding]:

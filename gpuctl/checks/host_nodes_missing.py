@@ -37,7 +37,7 @@ def check(box: Box) -> Iterator[Finding]:
     harmless = bool(access.works(box)) and not short(box)
     if host is box.guest:
         helper = access.nodes_made_on_demand(box)
-if helper and not access.gpu_hosts(box):  # guests need it before anybody uses a GPU
+        if helper and not access.gpu_hosts(box):  # guests need it before anybody uses a GPU
             evidence.append(f"{helper} makes it when a program first uses the GPU")
             harmless = harmless or access.guarded(box) or access.works(box) is None
     elif harmless:
