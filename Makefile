@@ -60,6 +60,10 @@ lab-test: $(V)/ready ## what only the lab can show
 
 test: check e2e lab-test  ## everything
 
+perf: $(V)/ready ## how true the load generator is, beside aiohttp and http.client; writes docs/performance.md
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[perf]'
+	$(BIN)/python tests/perf/accuracy.py --write
+
 golden: $(V)/ready ## rewrite the golden files after a wanted change of output
 	$(BIN)/pytest -q --update-golden --ignore=tests/e2e --ignore=tests/perf --ignore=tests/gpu -m 'not lab'
 

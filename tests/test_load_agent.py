@@ -32,6 +32,7 @@ from sse_server import (
     usage,
 )
 
+from gpuctl.agent.load import BadJob, Job
 from gpuctl.load import LoadError, NoServer, UsageError, load
 from gpuctl.transport import Local
 
@@ -157,11 +158,14 @@ def test_two_events_in_one_segment():
 
 def test_an_event_over_two_segments_is_stamped_when_it_is_whole():
     whole = chunk(said("ü", 1, reason="stop"))
-    for cut in (1, 2, 10, whole.index("ü".encode()) + 1, len(whole) - 3, len(whole) - 1):
-        row, _ = run(lambda request, cut=cut: [CHUNKED, whole[:cut], 0.05, whole[cut:], chunk(DONE), END])
+    cuts = (1, 2, 10, whole.index("ü".encode()) + 1, len(whole) - 5, len(whole) - 3, len(whole) - 1)
+    rows, _ = run(
+        in_turn(*([CHUNKED, whole[:cut], 0.05, whole[cut:], chunk(DONE), END] for cut in cuts)), rows=len(cuts)
+    )
+    for cut, row in zip(cuts, rows, strict=True):
         assert (row["error"], row["text"]) == (None, "ü"), cut
-        if cut < len(whole) - 5:
-            assert row["t_chunks"][0] - row["t_request"] > 0.04, cut
+        late = row["t_chunks"][0] - row["t_request"]
+        assert (late > 0.045) == (cut < len(whole) - 3), cut  # the line's end is the fourth byte from the end
 
 
 def test_every_byte_its_own_segment():
@@ -175,23 +179,26 @@ def test_an_early_end_is_told():
     assert (row["finish_reason"], row["usage"]["completion_tokens"], row["max_tokens"]) == ("stop", 1, 64)
 
 
-@pytest.mark.parametrize("status", ["400 Bad Request", "429 Too Many Requests", "500 Internal Server Error", "503 X"])
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        (b'{"object":"error","message":"too long by 3","code":400}', "too long by 3"),
-        (b'{"error":{"message":"no such model","type":"x"}}', "no such model"),
-        (b'{"error":"busy"}', "busy"),
-        (b'{"detail":[{"loc":["body"],"msg":"bad"}]}', '[{"loc": ["body"], "msg": "bad"}]'),
-        (b"upstream died\n", "upstream died"),
-        (b"", ""),
-    ],
-)
-def test_an_http_error_keeps_the_servers_words(status, body, words):
-    row, summary = run(lambda request: plain(status, body))
-    code = int(status[:3])
-    assert row["error"] == {"kind": "http_error", "message": f"HTTP {code}" + (f": {words}" if words else "")}
-    assert (row["status"], summary["failed"]) == (code, 1)
+def in_turn(*answers):
+    """Each request gets the next answer."""
+    left = list(answers)
+    return lambda request: left.pop(0)
+
+
+def test_an_http_error_keeps_the_servers_words():
+    told = [
+        ("400 Bad Request", b'{"object":"error","message":"too long by 3","code":400}', "HTTP 400: too long by 3"),
+        ("404 Not Found", b'{"error":{"message":"no such model","type":"x"}}', "HTTP 404: no such model"),
+        ("429 Too Many Requests", b'{"error":"busy"}', "HTTP 429: busy"),
+        ("422 X", b'{"detail":[{"loc":["body"],"msg":"bad"}]}', 'HTTP 422: [{"loc": ["body"], "msg": "bad"}]'),
+        ("500 Internal Server Error", b"upstream died\n", "HTTP 500: upstream died"),
+        ("503 Service Unavailable", b"", "HTTP 503"),
+    ]
+    rows, summary = run(in_turn(*(plain(status, body) for status, body, _ in told)), rows=len(told))
+    for row, (status, _, words) in zip(rows, told, strict=True):
+        assert row["error"] == {"kind": "http_error", "message": words}
+        assert row["status"] == int(status[:3])
+    assert summary["failed"] == len(told)
 
 
 def test_a_redirect_says_where_to():
@@ -253,26 +260,25 @@ def test_a_request_that_takes_too_long_is_given_up():
     assert row["error"]["kind"] == "timeout"
 
 
-@pytest.mark.parametrize(
-    "data",
-    [b"\x00\xff\xfe garbage \r\n\r\n", b"HTTP/1.1 banana\r\n\r\n", b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 20\r\n\r\n"],
-)
-def test_garbage_instead_of_http(data):
-    row, _ = run(lambda request: [data, CLOSE])
-    assert row["error"]["kind"] == "bad_response"
+def test_garbage_instead_of_http():
+    garbage = [b"\x00\xff\xfe garbage \r\n\r\n", b"HTTP/1.1 banana\r\n\r\n", b"SSH-2.0-x\r\n", b"HTTP/1.1 20\r\n\r\n"]
+    rows, _ = run(in_turn(*([data, CLOSE] for data in garbage)), rows=len(garbage))
+    assert [row["error"]["kind"] for row in rows] == ["bad_response"] * len(garbage)
 
 
-@pytest.mark.parametrize("data", [b"zz\r\nxx\r\n", b"-5\r\n", b"3\r\nabcdef\r\n\r\n", b"0x10\r\n"])
-def test_garbage_instead_of_a_chunk(data):
-    row, _ = run(lambda request: [CHUNKED, chunk(said("a", 1)), data, CLOSE])
-    assert row["error"]["kind"] == "bad_response"
+def test_garbage_instead_of_a_chunk():
+    garbage = [b"zz\r\nxx\r\n", b"-5\r\n", b"3\r\nabcdef\r\n\r\n", b"0x10\r\n"]
+    rows, _ = run(in_turn(*([CHUNKED, chunk(said("a", 1)), data, CLOSE] for data in garbage)), rows=len(garbage))
+    assert [row["error"]["kind"] for row in rows] == ["bad_response"] * len(garbage)
 
 
-@pytest.mark.parametrize("data", ['{"choices": [', "\x00\x01", "[1, 2]", '"text"', "[" * 100_000])
-def test_garbage_instead_of_an_event(data):
-    row, _ = run(answering(said("a", 1), event(data), said("", reason="stop"), DONE))
-    assert row["error"]["kind"] == "bad_response"
-    assert "event 2" in row["error"]["message"]
+def test_garbage_instead_of_an_event():
+    garbage = ['{"choices": [', "\x00\x01", "[1, 2]", '"text"', "[" * 100_000]
+    answers = [stream(said("a", 1), event(data), said("", reason="stop"), DONE) for data in garbage]
+    rows, _ = run(in_turn(*answers), rows=len(garbage))
+    for row in rows:
+        assert row["error"]["kind"] == "bad_response"
+        assert "event 2" in row["error"]["message"]
 
 
 def test_invalid_utf8_in_an_event():
@@ -306,25 +312,22 @@ def test_carriage_returns_before_newlines():
 
 
 def test_usage_missing_negative_or_absurd_is_kept_as_it_came():
-    for sent in (-5, 10**30, "12", 3.5, None, True):
-        row, _ = run(answering(said("a", reason="stop"), event({"choices": [], "usage": usage(sent)}), DONE))
-        assert row["error"] is None
-        assert row["usage"]["completion_tokens"] == sent
-    row, _ = run(answering(said("a", reason="stop"), DONE))
-    assert (row["error"], row["usage"], row["tokens"]) == (None, None, None)
+    absurd = [-5, 10**30, "12", 3.5, None, True]
+    answers = [stream(said("a", reason="stop"), event({"choices": [], "usage": usage(sent)}), DONE) for sent in absurd]
+    rows, _ = run(in_turn(*answers, stream(said("a", reason="stop"), DONE)), rows=len(absurd) + 1)
+    assert [row["error"] for row in rows] == [None] * len(rows)
+    assert [row["usage"] and row["usage"]["completion_tokens"] for row in rows] == [*absurd, None]
+    assert {row["tokens"] for row in rows} == {None}
 
 
-@pytest.mark.parametrize(
-    ("document", "words"),
-    [
+def test_an_error_inside_a_stream_that_began_well():
+    told = [
         ({"error": {"message": "out of memory", "code": 500}}, "out of memory"),
         ({"object": "error", "message": "aborted"}, "aborted"),
         ({"error": "gone"}, "gone"),
-    ],
-)
-def test_an_error_inside_a_stream_that_began_well(document, words):
-    row, _ = run(answering(said("a", 1), event(document), DONE))
-    assert row["error"] == {"kind": "server_error", "message": words}
+    ]
+    rows, _ = run(in_turn(*(stream(said("a", 1), event(document), DONE) for document, _ in told)), rows=len(told))
+    assert [row["error"] for row in rows] == [{"kind": "server_error", "message": words} for _, words in told]
 
 
 def test_a_page_instead_of_a_stream():
@@ -602,11 +605,18 @@ def test_what_the_server_takes_of_usage_is_found_out(refused, level):
     ],
 )
 def test_a_wrong_job_is_one_clear_line(change, words):
-    job = {"url": "127.0.0.1:1", "concurrency": 1, "requests": [{"prompt": "x"}]} | change
-    with pytest.raises(UsageError) as caught:
-        load(Local(), job, python=sys.executable)
+    with pytest.raises(BadJob) as caught:
+        Job({"url": "127.0.0.1:1", "concurrency": 1, "requests": [{"prompt": "x"}]} | change)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_wrong_job_ends_with_its_line_and_without_a_connection():
+    with pytest.raises(UsageError, match=r"^the job of the load generator: concurrency: 0 is less than 1$"):
+        load(Local(), {"url": "127.0.0.1:1", "concurrency": 0, "requests": [{"prompt": "x"}]}, python=sys.executable)
+    done = subprocess.run([sys.executable, AGENT], input=b"{not json", capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.startswith(b"the job of the load generator is not JSON")
 
 
 def test_nobody_listens():

@@ -770,7 +770,8 @@ class Load:
         self.delays = array.array("d")
         self.stop: str | None = None  # a signal's name, or "stdout" when nobody reads it
         self.kernel_stamps = True
-        self.offset = 0
+        self.offset = 0  # ns, wall clock - CLOCK_MONOTONIC
+        self.looked = 0  # ns, when the sockets were last asked
         self.area = self.changed = self.peak = 0
         self.first_start = self.last_start = self.last_scheduled = 0
         self.context = None
@@ -920,7 +921,7 @@ class Load:
         self._write(connection, exchange.unit.payload)
 
     def _receive(self, connection: Connection, earliest: int) -> None:
-        """Reads all that is there. `earliest`: until then nothing was there."""
+        """Reads all that is there. `earliest`: nothing was there at that moment."""
         while True:
             try:
                 data, extra, _, _ = connection.sock.recvmsg(_READ, 64)
@@ -1148,8 +1149,10 @@ class Load:
                 best = after - before
                 self.offset = wall - (before + after) // 2
 
-    def _turn(self, wait: float, earliest: int) -> tuple[int, bool]:
+    def _turn(self, wait: float) -> tuple[int, bool]:
         """One turn of the loop: waits at most `wait` seconds. Returns (when it woke, whether anything happened)."""
+        # What was there when we asked the last time has been read: what we find now came later.
+        earliest, self.looked = self.looked, monotonic_ns()
         while self.closing:
             self.closing.pop().close()  # this also takes it out of the epoll set
         events = self.epoll.poll(wait, 4096)
@@ -1180,7 +1183,7 @@ class Load:
         gc.collect()
         gc.disable()
         cpu = time.process_time()
-        begin = self.changed = woke = swept = monotonic_ns()
+        begin = self.changed = swept = monotonic_ns()
         area = turn = 0
         while (upcoming or self.flying or self.reading) and self.stop is None:
             now = monotonic_ns()
@@ -1210,7 +1213,7 @@ class Load:
                     wait = 0.0
                 elif 0 < left < wait:
                     wait = left - 0.001
-            woke, happened = self._turn(wait, woke)
+            woke, happened = self._turn(wait)
             turn += 1
             if not happened or not turn % 8:
                 if self.reading:
@@ -1240,7 +1243,7 @@ class Load:
         except OSError:
             pass  # each request will try for itself and say what happened
         while len(self.idle) < len(self.connections) and monotonic_ns() < limit and self.stop is None:
-            self._turn(0.05, 0)
+            self._turn(0.05)
         for connection in list(self.connections.values()):
             if connection not in self.idle:
                 self._drop(connection)
