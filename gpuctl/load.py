@@ -17,7 +17,7 @@ from gpuctl.agent.load import VERSION, BadJob, endpoint
 from gpuctl.metrics import METRICS, repetition
 from gpuctl.transport import Transport, agent
 
-__all__ = ["VERSION", "LoadError", "NoServer", "Result", "UsageError", "load", "measure", "table"]
+__all__ = ["VERSION", "Interrupted", "LoadError", "NoServer", "Result", "UsageError", "load", "measure", "table"]
 
 SCHEMA = "gpuctl.load/1"
 

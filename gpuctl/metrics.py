@@ -347,6 +347,7 @@ def repetition(rows: Sequence[Row], summary: Mapping[str, Any]) -> Repetition:
     window = steady_window(rows, open_loop=summary.get("rate") is not None)
     if window is not None and whole:
         out["steady_output_tok_s"] = math.fsum(tokens_between(row, *window) for row in good) / (window[1] - window[0])
+    notes += _late(good, summary)
     kept = summary.get("load_kept")
     if isinstance(kept, int | float):
         out["load_kept"] = float(kept)
@@ -360,6 +361,21 @@ def repetition(rows: Sequence[Row], summary: Mapping[str, Any]) -> Repetition:
         sources=_sources(good, made),
         notes=tuple(notes),
     )
+
+
+def _late(good: Sequence[Row], summary: Mapping[str, Any]) -> list[str]:
+    """A note when the generator read later than chunks follow each other: what it reads together has the last stamp."""
+    lag = summary.get("lag_ms")
+    gaps = [(b - a) * 1e3 for row in good for a, b in pairwise(row["t_chunks"]) if b > a]
+    if not isinstance(lag, Mapping) or not gaps:
+        return []
+    gap, late = percentile(gaps, 0.5), lag.get("p99")
+    if not isinstance(late, int | float) or late <= gap:
+        return []
+    return [
+        f"the load generator read up to {late:.1f} ms late (p99) what came every {gap:.1f} ms:"
+        " chunks it read together have one stamp; the machine it runs on is too busy"
+    ]
 
 
 def _kind(row: Row) -> str:

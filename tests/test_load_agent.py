@@ -32,7 +32,7 @@ from sse_server import (
     usage,
 )
 
-from gpuctl.agent.load import BadJob, Job
+from gpuctl.agent.load import BadJob, Job, Load, reach
 from gpuctl.load import LoadError, NoServer, UsageError, load
 from gpuctl.transport import Local
 
@@ -245,8 +245,21 @@ def test_a_stall_ends_in_time():
     assert time.monotonic() - begin < 5
 
 
+def test_comments_do_not_hide_a_stall():
+    def answer(request):
+        yield from (CHUNKED, chunk(said("a", 1)))
+        for _ in range(100):
+            yield from (0.05, chunk(b": keep-alive\n\n"))
+
+    row, _ = run(answer, stall_s=0.3)
+    assert row["error"]["kind"] == "stalled"
+
+
 def test_waiting_for_the_first_token_is_no_stall():
-    row, _ = run(lambda request: [CHUNKED, 0.5, chunk(said("a", 1, reason="stop")), chunk(DONE), END], stall_s=0.2)
+    row, _ = run(
+        lambda request: [CHUNKED, chunk(b": ping\n\n"), 0.5, chunk(said("a", 1, reason="stop")), chunk(DONE), END],
+        stall_s=0.2,
+    )
     assert row["error"] is None
 
 
@@ -699,6 +712,24 @@ def test_an_exception_of_the_watcher_stops_the_generator():
             load(Local(), job, on_request=enough, python=sys.executable)
 
 
+@pytest.mark.parametrize("hours", [-1, 0, 1])
+def test_a_wall_clock_that_is_set_while_it_runs_does_not_move_the_stamps(hours, monkeypatch, capfd):
+    # The kernel stamps by the wall clock. Here its offset is an hour off, as after a jump.
+    def calibrate(self):
+        self.offset = time.time_ns() - time.monotonic_ns() + hours * 3600 * 10**9
+
+    monkeypatch.setattr(Load, "_calibrate", calibrate)
+    with serving(lambda request: [CHUNKED, 0.05, chunk(said("a", 1, reason="stop")), chunk(DONE), END]) as server:
+        job = Job({"url": server.url, "concurrency": 2, "requests": [{"prompt": "x"}] * 4})
+        generator = Load(job, reach(job))
+        summary = generator.run()
+        generator.drain()
+    rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert len(rows) == 4
+    assert all(0.045 < row["t_chunks"][0] - row["t_request"] < 0.2 for row in rows)
+    assert summary["stamps"] == ("recv" if hours else "kernel")
+
+
 def test_the_key_is_not_in_the_arguments():
     with serving(lambda request: [HANG]) as server:
         process = start(server, api_key="s3cret-key")
@@ -709,20 +740,30 @@ def test_the_key_is_not_in_the_arguments():
     assert b"s3cret" not in argv
 
 
-def old_python():
-    for path in (shutil.which("python3.9"), *map(str, Path.home().glob(".pyenv/versions/3.9.*/bin/python3.9"))):
+def python(version):
+    """A Python of that version on this machine, None without."""
+    for path in (
+        shutil.which(f"python{version}"),
+        *Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"),
+    ):
         if path and subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0:
-            return path
+            return str(path)
     return None
 
 
-@pytest.mark.skipif(old_python() is None, reason="no Python 3.9 here")
+@pytest.mark.skipif(python("3.9") is None, reason="no Python 3.9 here")
 def test_it_runs_on_python_3_9():
     with serving(answering(said("a", 1, reason="stop"), DONE)) as server:
         job = {"url": server.url, "concurrency": 1, "requests": [{"prompt": "x"}]}
-        result = load(Local(), job, python=old_python())
+        result = load(Local(), job, python=python("3.9"))
     assert result.summary["python"].startswith("3.9.")
     assert result.requests[0]["error"] is None
+
+
+@pytest.mark.skipif(python("3.8") is None, reason="no Python 3.8 here")
+def test_an_older_python_says_what_is_needed():
+    with pytest.raises(LoadError, match=r"needs Python 3\.9 or newer, and .* is 3\.8"):
+        load(Local(), {"url": "127.0.0.1:1"}, python=python("3.8"))
 
 
 def test_it_imports_nothing_but_the_standard_library():

@@ -195,6 +195,16 @@ def test_a_steady_window_of_an_open_loop_ends_with_the_arrivals():
     assert steady_window(rows, open_loop=True) == (0.5, 2.0)
 
 
+def test_a_generator_that_reads_later_than_chunks_come_says_so():
+    calm, late = (
+        {"lag_ms": {"p50": 0.1, "p99": 3.0, "max": 900.0}},
+        {"lag_ms": {"p50": 0.1, "p99": 150.0, "max": 900.0}},
+    )
+    assert repetition([row()], calm).notes == ()
+    assert "read up to 150.0 ms late (p99) what came every 100.0 ms" in repetition([row()], late).notes[0]
+    assert repetition([row()], {"lag_ms": None}).notes == ()
+
+
 def test_when_everything_failed_there_are_no_numbers():
     run = repetition([FAILED, FAILED], {"load_kept": 1.0})
     assert (run.requests, run.failed, run.wall_s) == (2, 2, 0.0)

@@ -21,7 +21,7 @@ The job. Only `url`, `requests` and one of `concurrency` and `rate` are needed:
   concurrency    so many at a time; with `rate`: at most so many at a time
   rate           requests a second; arrival: "constant" (default) | "poisson"; seed: of its intervals
   duration_s     goes through `requests` again and again for so long
-  timeout_s      of a request (600); stall_s: between two reads of an answer that has begun (60); connect_s (10)
+  timeout_s      of a request (600); stall_s: without data, once an answer has begun to hold some (60); connect_s (10)
   text           true: the answers' text in the lines; starts: true: a line when a request starts
 
 A line of a finished request. Times are seconds of CLOCK_MONOTONIC, to the microsecond:
@@ -55,6 +55,9 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any, Optional
+
+if sys.version_info < (3, 9):
+    sys.exit("the load generator needs Python 3.9 or newer, and %s is %s" % (sys.executable, platform.python_version()))
 
 VERSION = "1"
 
@@ -711,7 +714,7 @@ class Exchange:
         self.connect_ms = 0.0
         self.pieces: list[Piece] = []  # read, and not yet given to the framer
         self.framer = Framer()
-        self.read_at = 0  # ns of the last read
+        self.spoke_at = 0  # ns of the last read that held data
         self.connection: Connection | None = None
         self.again = False  # sent a second time: the kept connection was closed under it
 
@@ -721,6 +724,8 @@ class Exchange:
         In a chunked body only a piece that ends like its last line, or a fragment, can be the end: the rest waits.
         """
         self.pieces.append((stamp, data))
+        if b"data:" in data or (len(data) > 64 and self.framer.mode != "head"):
+            self.spoke_at = stamp  # neither the head alone nor a comment, which only keeps the connection
         if self.framer.mode != "chunked" or len(data) < 4 or data.endswith(b"\r\n\r\n"):
             self.advance()
         return self.framer.ended
@@ -843,7 +848,7 @@ class Load:
         self.peak = max(self.peak, len(self.flying))
         if self.job.starts:
             self._say({"type": "start", "id": str(exchange.number), "prompt": exchange.prompt, "turn": exchange.turn})
-        exchange.started = exchange.read_at = self.last_start = monotonic_ns()
+        exchange.started = self.last_start = monotonic_ns()
         if scheduled is not None:
             self.last_scheduled = scheduled
             self.delays.append((exchange.started - scheduled) / 1e6)
@@ -948,7 +953,7 @@ class Load:
             if connection.tls is not None:
                 data = self._decipher(connection, connection.tls, data)
             if data:
-                self._take(connection, stamp, now, data)
+                self._take(connection, stamp, data)
             if size < _READ or connection.fd not in self.connections:
                 return
 
@@ -964,12 +969,11 @@ class Load:
             self.idle.append(connection)
         return data
 
-    def _take(self, connection: Connection, stamp: int, now: int, data: bytes) -> None:
+    def _take(self, connection: Connection, stamp: int, data: bytes) -> None:
         exchange = connection.exchange
         if exchange is None:
             self._drop(connection)  # nothing was asked
             return
-        exchange.read_at = now
         try:
             if exchange.take(stamp, data):
                 connection.used = True
@@ -1041,7 +1045,7 @@ class Load:
                 failure = ("timeout", "not done within %g s" % job.timeout_s)
             elif connection is not None and not connection.open and now - connection.since > job.connect_s * 1e9:
                 failure = ("connect_timeout", "no connection within %g s" % job.connect_s)
-            elif (exchange.framer.body or exchange.pieces) and now - exchange.read_at > job.stall_s * 1e9:
+            elif exchange.spoke_at and now - exchange.spoke_at > job.stall_s * 1e9:
                 failure = ("stalled", "nothing came for %g s" % job.stall_s)
             else:
                 continue
