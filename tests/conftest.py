@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.fixture import lab, lab_to_break, pytest_terminal_summary  # noqa: F401 - pytest finds them here
+from tests.lab.fixture import (  # noqa: F401 - pytest finds them here
+    lab,
+    lab_to_break,
+    pytest_collection_modifyitems,
+    pytest_terminal_summary,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 

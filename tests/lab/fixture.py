@@ -49,6 +49,13 @@ def lab_to_break() -> Iterator[Lab]:
     yield from obtain("-broken")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first lab test of a fresh machine waits until the lab's file systems are built."""
+    for item in items:
+        if item.get_closest_marker("lab") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(600))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Says loudly what was not tested."""
     if _reason:

@@ -19,6 +19,7 @@ PROGRAMS = {
     "ip": "iproute2",
     "ssh": "openssh-client",
     "ssh-keygen": "openssh-client",
+    "setpriv": "util-linux",
     "unshare": "util-linux",
     "nsenter": "util-linux",
     "gcc": "gcc",  # the NVIDIA libraries of the lab are small C sources

@@ -132,8 +132,8 @@ def _build(folder: Path, source: Source, say: Callable[[str], None]) -> None:
     command = ["debootstrap", "--variant=minbase", f"--include={','.join((*PACKAGES, *NODE_PACKAGES))}"]
     if source.keyring:
         command.append(f"--keyring={source.keyring}")
-    # In namespaces of its own: whatever debootstrap mounts and starts is gone with it, however it ends.
-    alone = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    # In namespaces of its own: whatever debootstrap mounts and starts is gone with it, and it ends with this process.
+    alone = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     environment = {**os.environ, "DPKG_FORCE": "unsafe-io", "DEBIAN_FRONTEND": "noninteractive"}
     log = folder / "debootstrap.log"
     with log.open("wb") as out:

@@ -112,6 +112,12 @@ def install(
     return folder
 
 
+def install_guest(root: Path) -> None:
+    """What every guest of the lab has: the installations that the example inventory names."""
+    for prefix, (release, fork) in EXAMPLE.items():
+        install(root, release, prefix=prefix, fork=fork)
+
+
 def _metadata(site: Path, name: str, version: str, needs: Sequence[str]) -> None:
     folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
     folder.mkdir()
