@@ -186,7 +186,9 @@ def test_a_failing_start_dies_as_recorded(name, tmp_path):
         assert server.wait() == case.exit == -9
         mine, true = refusal(server.log), refusal(case.log)
         assert NUMBER.sub("#", mine)[:250] == NUMBER.sub("#", true)[:250]
-        assert shape(server.log)[-2:] == shape(case.log)[-2:]
+        # What another rank still says while all is being killed may come last.
+        mine, true = ([line for line in shape(log) if not line.startswith(" TP")] for log in (server.log, case.log))
+        assert mine[-2:] == true[-2:]
 
 
 def test_the_campaigns_failure_and_its_cure(tmp_path):
@@ -221,7 +223,12 @@ def test_the_same_flags_serve_nobody_or_one_request_in_0_5_23(tmp_path):
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory):
     """A 0.5.16 server without speculation, as `ok-27b-default` was."""
-    with double(tmp_path_factory.mktemp("serving"), arguments(BY_NAME["ok-27b-default"]), profile="h200") as server:
+    folder = tmp_path_factory.mktemp("serving")
+    (folder / "fast.json").write_text(
+        json.dumps({"base": "h200", "speeds": [{"step_ms": {"1": 1.5}, "prefill_tok_s": 90_000}]})
+    )
+    flags = arguments(BY_NAME["ok-27b-default"])
+    with double(folder, flags, profile=str(folder / "fast.json")) as server:
         yield server.ready()
 
 
@@ -381,27 +388,6 @@ def test_lines_of_a_served_request_look_as_recorded(serving):
         assert NUMBER.sub("#", mine.split("] ", 1)[1]) == NUMBER.sub("#", true.split("] ", 1)[1])
 
 
-def test_health_is_refused_then_503_then_200(tmp_path):
-    profile = tmp_path / "profile.json"
-    profile.write_text(
-        json.dumps(
-            {"base": "campaign", "startup": {"imports": 0.2, "scheduler_imports": 0.2, "graphs": 0.1, "warmup": 0.3}}
-        )
-    )
-    seen = []
-    with double(tmp_path, BASE, profile=str(profile), scale=1.0) as server:
-        end = time.monotonic() + 20
-        while (not seen or seen[-1] != 200) and time.monotonic() < end:
-            try:
-                now = server.ask("GET", "/health")[0]
-            except ConnectionRefusedError:
-                now = "refused"
-            if not seen or seen[-1] != now:
-                seen.append(now)
-            time.sleep(0.05)
-    assert seen == ["refused", 503, 200]
-
-
 def test_prompts_are_counted_by_the_documented_rule_and_cached_until_flushed(serving):
     words = " ".join(f"w{'abcde'[i % 5]}{'fghij'[i // 5 % 5]}" for i in range(3000))
     assert serving.json("POST", "/tokenize", {"prompt": words})["count"] == 3000
@@ -422,92 +408,6 @@ def test_an_evident_question_is_answered_rightly(serving):
     answer = serving.json("POST", "/v1/chat/completions", question)
     assert answer["choices"][0]["message"]["content"].startswith("42")
     assert answer["choices"][0]["finish_reason"] == "stop"
-
-
-# -- speed
-
-
-def rate(server: Double, prompt: str, tokens: int) -> tuple[float, float]:
-    """(decode tok/s between first and last chunk, seconds to the first chunk) of one stream, read from the socket."""
-    body = json.dumps(
-        {
-            "prompt": prompt,
-            "max_tokens": tokens,
-            "stream": True,
-            "ignore_eos": True,
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-        }
-    ).encode()
-    with socket.create_connection(("127.0.0.1", server.port)) as raw:
-        began = time.monotonic()
-        raw.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
-            % (len(body), body)
-        )
-        stamps, text = [], b""
-        while data := raw.recv(65536):
-            if b'"text"' in data:
-                stamps.append(time.monotonic())
-            text += data
-    counts = [int(n) for n in re.findall(rb'"completion_tokens":(\d+)', text)]
-    assert counts[-1] == tokens
-    return (tokens - counts[0]) / (stamps[-1] - stamps[0]), stamps[0] - began
-
-
-FIB = "Write a Python function that returns the n-th Fibonacci number, with memoisation, and explain each line."
-QSORT = "Implement quicksort in C for an array of integers, in place, and explain the choice of the pivot."
-ARITH = "Compute 37 * 481 - 1296 / 18 + 77 step by step, writing out every intermediate result."
-
-
-def test_a_single_stream_has_the_campaigns_speeds(tmp_path):
-    with double(tmp_path, [*BASE, "--mem-fraction-static", "0.75"], release="0.5.11") as server:
-        assert rate(server.ready(), FIB, 20)[0] == pytest.approx(26.45, rel=0.02)
-    with double(tmp_path, [*DFLASH, "--max-running-requests", "4"], release="0.5.11") as server:
-        server.ready()
-        for prompt, true in ((FIB, 140.6), (QSORT, 96.6), (ARITH, 108.4)):
-            assert rate(server, prompt, 150)[0] == pytest.approx(true, rel=0.03)
-    with double(
-        tmp_path,
-        [*DDTREE, "--speculative-ddtree-budget", "15", "--max-running-requests", "4"],
-        release="0.5.11",
-        profile="campaign-ddtree",
-    ) as server:
-        assert rate(server.ready(), FIB, 150)[0] == pytest.approx(143.4, rel=0.03)
-
-
-def together(server: Double, prompt: str, tokens: int, streams: int) -> float:
-    """tok/s of all streams at once."""
-    with concurrent.futures.ThreadPoolExecutor(streams) as pool:
-        return sum(each for each, _ in pool.map(lambda _: rate(server, prompt, tokens), range(streams)))
-
-
-def test_many_streams_have_the_campaigns_speeds(tmp_path):
-    tree = [*DDTREE, "--speculative-ddtree-budget", "15", "--max-running-requests", "8", "--tp-size", "4"]
-    with double(tmp_path, tree, release="0.5.11", profile="campaign-ddtree") as server:
-        assert together(server.ready(), FIB, 120, 8) == pytest.approx(1270.8, rel=0.06)
-    kimi = str(Path(__file__).parent / "lab" / "engines" / "models" / "Kimi-K2.6")
-    flags = [
-        "--model-path",
-        kimi,
-        "--load-format",
-        "dummy",
-        "--tp-size",
-        "8",
-        "--mem-fraction-static",
-        "0.9",
-        "--context-length",
-        "131072",
-    ]
-    with double(tmp_path, [*flags, "--max-running-requests", "32"], release="0.5.11") as server:
-        assert together(server.ready(), FIB, 24, 32) == pytest.approx(807.5, rel=0.08)
-
-
-def test_a_long_prompt_takes_its_prefill_time(tmp_path):
-    with double(
-        tmp_path, [*BASE, "--mem-fraction-static", "0.75", "--disable-radix-cache"], release="0.5.11"
-    ) as server:
-        _, first = rate(server.ready(), "word " * 2100, 4)
-        assert first == pytest.approx(2100 / 4200, rel=0.05)
 
 
 # -- how it dies
@@ -619,28 +519,6 @@ def test_a_rank_killed_while_starting_is_told_by_its_exit_code(tmp_path):
             "RuntimeError: Rank 1 scheduler died during initialization (exit code: -9). If exit code is -9 (SIGKILL)"
             in server.log
         )
-
-
-def test_garbage_is_served_healthily(tmp_path):
-    with double(tmp_path, BASE, faults=[{"kind": "garbage"}]) as server:
-        answer = server.ready().json("POST", "/v1/completions", {"prompt": "What is 1 + 1?", "max_tokens": 4})
-        assert answer["choices"][0]["text"] == " foss foss foss foss"
-        assert server.ask("GET", "/health")[0] == 200
-
-
-def test_every_third_start_crashes(tmp_path):
-    ends = []
-    for _ in range(3):
-        (tmp_path / "faults.json").exists() or (tmp_path / "faults.json").write_text(
-            '{"faults": [{"kind": "crash", "every": 3}]}'
-        )
-        with double(tmp_path, BASE) as server:
-            try:
-                server.says("fired up")
-                ends.append("up")
-            except AssertionError:
-                ends.append(server.wait())
-    assert ends == ["up", "up", 1]
 
 
 def test_the_diagnosed_failure_of_a_fault_that_does_not_exist_is_one_line(tmp_path):
