@@ -196,6 +196,10 @@ read. How late it read (read - arrival), which is how wrong it would be without 
 |---:|---:|---:|---:|---:|
 {late}
 
+A generator kept off the processor for longer than the gap between two chunks reads both at once, and then knows only
+when the last one came. On a busy machine this happens (it shows in max, and in the error of TTFT when first chunks are
+hit); a record in which it may have happened carries a note.
+
 ## Aims
 
 At 128 streams a lag of at most 0.05 ms (p50) and 0.5 ms (p99) and a mean TTFT right to 0.1 ms; at 256 streams 0.1 and
