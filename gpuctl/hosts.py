@@ -326,6 +326,11 @@ def _machine(name: str, kind: str, variables: Mapping[str, Any], source: Path) -
             options += shlex.split(str(value(key) or ""))
         except ValueError as error:
             wrong.append(f"{key}: {error}")
+    if re.search(r"(?i)stricthostkeychecking[=\s]*(no|off|false|accept-new|ask)", " ".join(options)):
+        wrong.append("StrictHostKeyChecking: host keys are always checked; put the machine's key into known_hosts")
+    for key in ("ansible_host_key_checking", "ansible_ssh_host_key_checking"):
+        if str(value(key)).lower() in ("false", "no", "off", "0"):
+            wrong.append(f"{key}: host keys are always checked; put the machine's key into known_hosts")
     vmid = number(value("gpuctl_vmid"), "gpuctl_vmid", 100, 999999999)
     node = value("gpuctl_node")
     port = number(value("ansible_port", "ansible_ssh_port"), "ansible_port", 1, 65535)

@@ -118,6 +118,8 @@ def test_variables_beside_the_inventory_win_over_it_group_by_group(tmp_path):
             'all: {hosts: {a: {ansible_ssh_common_args: "-o \'x"}}}\n',
             "a: ansible_ssh_common_args: No closing quotation",
         ),
+        ("all: {hosts: {a: {ansible_ssh_common_args: -o StrictHostKeyChecking=no}}}\n", "host keys are always checked"),
+        ("all: {hosts: {a: {ansible_host_key_checking: false}}}\n", "host keys are always checked"),
         ("a: {children: {b: {children: {a: }}}}\n", "is inside itself"),
         ("all: {hosts: {'a b': }}\n", "a b is no name of a machine"),
         ("all: {hosts: {'ct[01:100]': }}\n", "ct[01:100] is no name of a machine"),
