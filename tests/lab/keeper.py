@@ -109,7 +109,6 @@ class Inner:
         mount("-t", "sysfs", "sysfs", "/sys")
         mount("-t", "cgroup2", "cgroup2", str(CGROUPS))
         self.own_cgroup.mkdir(exist_ok=True)
-        delegate(CGROUPS)
         enter(self.own_cgroup / "keeper")
         delegate(self.own_cgroup)
         for command in ("link set lo up", "link add lab type bridge forward_delay 0", "link set lab up"):

@@ -68,7 +68,6 @@ class Lab:
             if self.alive():
                 raise NoLab(f"a lab {self.name!r} is up already: `python -m tests.lab status`, or `down` first")
             keeper.clean(self.state)
-            requirements.check_inotify()
             try:
                 self._start(trees, say, stay, keep)
             except BaseException:
@@ -239,8 +238,14 @@ class Lab:
         spec = {"roots": lowers, "nodes": binds, "around": around, "disk": DISK}
         (self.state / "spec.json").write_text(json.dumps(spec), encoding="utf-8")
         self._start_keeper()
-        with _subnets():
-            subnet = self._wire()
+        with _turn(say):
+            requirements.check_inotify()
+            self._furnish_and_boot(say, keep)
+        if stay:
+            self._release()
+
+    def _furnish_and_boot(self, say: Callable[[str], None], keep: bool) -> None:
+        subnet = self._wire()
         folder = self._write_inventory(subnet)
         facts = {"subnet": subnet, "inventory": str(folder)}
         (self.state / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
@@ -254,9 +259,11 @@ class Lab:
             self.keeper("boot", node.name)
         if keep:
             self._release()
-        self.wait()
-        if stay:
-            self._release()
+        try:
+            self.wait()
+        except NoLab:
+            requirements.check_inotify(1)  # says what the machine itself only hangs for
+            raise
 
     def _start_keeper(self) -> None:
         """The keeper ends when this process does, until it is released."""
@@ -385,11 +392,15 @@ class Lab:
 
 
 @contextmanager
-def _subnets() -> Iterator[None]:
-    """Two labs do not choose the same subnet at once."""
+def _turn(say: Callable[[str], None]) -> Iterator[None]:
+    """One lab at a time takes a subnet, sees whether there is room for it, and boots."""
     folder = os.open(STATES, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting: another lab is booting")
+            fcntl.flock(folder, fcntl.LOCK_EX)
         yield
     finally:
         os.close(folder)

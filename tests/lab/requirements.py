@@ -24,7 +24,7 @@ PROGRAMS = {
     "nsenter": "util-linux",
     "gcc": "gcc",  # the NVIDIA libraries of the lab are small C sources
 }
-INOTIFY = 24  # what the systemds of a lab take of root's instances, and a few
+INOTIFY = 28  # what the systemds of a lab take of root's instances, and a few
 # The programs need these beside them to build C.
 COMPANIONS = {"gcc": ("libc6-dev",)}
 
