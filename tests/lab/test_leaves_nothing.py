@@ -41,13 +41,13 @@ def cgroups():
         yield from (path for path in point.iterdir() if path.is_dir())
 
 
-def namespaces():
-    """Network and PID namespaces of the machine's processes, but for those that are being made and left."""
+def namespaces(lab=None):
+    """Mount, network and PID namespaces of the machine's processes, or of those of one lab."""
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
-        for kind in ("net", "pid"):
-            with contextlib.suppress(OSError):
-                found.add(os.readlink(folder / "ns" / kind))
+        with contextlib.suppress(OSError):
+            if lab is None or f"/{keeper.cgroup(lab.state)}/" in (folder / "cgroup").read_text():
+                found |= {os.readlink(folder / "ns" / kind) for kind in ("mnt", "net", "pid")}
     return found
 
 
@@ -74,27 +74,26 @@ def wait_until(condition, timeout=20):
     return condition()
 
 
-def test_down_leaves_nothing_and_two_labs_side_by_side_do_not_meet(gone):
-    one, other = Lab(f"one-{os.getpid()}"), Lab(f"other-{os.getpid()}")
-    gone(one), gone(other)
-    before = namespaces()
-    with command(one, "up") as first, command(other, "up") as second:
-        for process in (first, second):
-            said = process.communicate(timeout=100)[1]
-            assert process.returncode == 0, said
-    assert len(namespaces()) > len(before)
-    assert one.subnet != other.subnet
-    assert one.boot_id("kpro6") != other.boot_id("kpro6")
-    assert one.ssh("ct200", "true").returncode == 0
-    assert left_of(one)
-    assert one.down()
-    assert left_of(one) == []
+def test_a_lab_beside_another_does_not_meet_it_and_leaves_nothing_when_it_goes_down(lab, gone):
+    other = Lab(f"other-{os.getpid()}")
+    gone(other)
+    boot = lab.boot_id("ct200")
+    with command(other, "up") as process:
+        said = process.communicate(timeout=200)[1]
+        assert process.returncode == 0, said
+    made = namespaces(other)
+    assert len(made) > 12  # the keeper's, and three for each machine at least
+    assert not made & namespaces(lab)
+    assert left_of(other)
+    assert lab.subnet != other.subnet
+    assert other.boot_id("ct200") not in ("", boot)
     assert other.ssh("ct200", "true").returncode == 0
     assert other.down()
     assert left_of(other) == []
-    assert wait_until(lambda: namespaces() <= before)
+    assert wait_until(lambda: not made & namespaces())
+    assert not [file for file in STATES.iterdir() if other.name in file.name]
     assert not other.down()
-    assert not [file for file in STATES.iterdir() if one.name in file.name or other.name in file.name]
+    assert lab.ssh("ct200", "cat", "/proc/sys/kernel/random/boot_id").stdout.strip() == boot
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
