@@ -6,7 +6,7 @@ playbooks/container.yml, on the node, changes /etc/pve/lxc/<vmid>.conf and what 
   conf_sha256     of the text the new one was made from; another text there means: somebody changed it, do nothing
   conf_text       the whole new text; the same as the old one where only the running guest is to be changed
   live_rules      device rules to add to the running guest at once: ["c 511:* rwm"]
-  restart         true where the guest has to be restarted
+  restart         true where the guest has to be restarted; one that does not run is started
 
 playbooks/devices.yml, on the machine with the driver, makes device nodes now and before guests start at each boot:
   minors [0, 1], modeset, caps (minors of nvidia-caps), remove (nodes to make anew), permanent
@@ -14,10 +14,11 @@ playbooks/devices.yml, on the machine with the driver, makes device nodes now an
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gpuctl.box import Box
 from gpuctl.facts import access, devices, lxc, nodes, nvidia, proxmox
@@ -36,8 +37,11 @@ class Edit:
     after: lxc.Conf
     live_rules: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    removed: tuple[lxc.Line, ...] = ()
-    added: tuple[str, ...] = field(default=())
+
+    def difference(self) -> list[str]:
+        """`- line` and `+ line`, in the order of the file."""
+        before, after = str(self.guest.conf).splitlines(), str(self.after).splitlines()
+        return [line for line in difflib.ndiff(before, after) if line.startswith(("- ", "+ "))]
 
     @property
     def changes_file(self) -> bool:
@@ -99,7 +103,7 @@ def wanted_nodes(box: Box, guest: proxmox.GuestConf) -> list[str]:
     wanted = [*(f"/dev/nvidia{minor}" for minor in gpus), CTL, UVM]
     host = box.node.get(nodes.NODES)
     tools = host.find(UVM_TOOLS) if host is not None else None
-    if tools is None or tools.exists:
+    if UVM_TOOLS in now or (tools is not None and tools.exists):
         wanted.append(UVM_TOOLS)
     others = [path for path in dict.fromkeys(now) if path not in wanted and re.fullmatch(r"/dev/nvidia[\w/-]*", path)]
     for path in others:
@@ -123,7 +127,7 @@ def for_good(box: Box, guest: proxmox.GuestConf, stale: Sequence[access.Stale] =
     ]
     majors = box.get_kernel(devices.MAJORS)
     replaced = {devices.NVIDIA_MAJOR, majors.of("nvidia-uvm") if majors is not None else None}
-    for line in conf.lxc(*lxc.ALLOW_KEYS):
+    for line in conf.lxc(*lxc.ALLOW_KEYS, "lxc.cgroup.devices.allow"):
         try:
             rule = lxc.parse_rule(line.value)
         except lxc.Malformed:
@@ -138,7 +142,6 @@ def for_good(box: Box, guest: proxmox.GuestConf, stale: Sequence[access.Stale] =
     ]
     dead += [line.number for line in hooks]
     existing = conf.devices()
-    removed = tuple(line for line in conf.lines if line.number in dead)
     after = conf.without(dead)
     have = {device.path: number for number, device in existing.items()}
     added = []
@@ -152,7 +155,7 @@ def for_good(box: Box, guest: proxmox.GuestConf, stale: Sequence[access.Stale] =
             continue
         added.append(f"dev{next(free)}: {path},mode=0666")
     after = after.added(added)
-    return Edit(guest, after, live_rules(box), tuple(notes), removed, tuple(added))
+    return Edit(guest, after, live_rules(box), tuple(notes))
 
 
 def with_numbers(box: Box, guest: proxmox.GuestConf, stale: Sequence[access.Stale] = ()) -> Edit:
@@ -170,7 +173,7 @@ def with_numbers(box: Box, guest: proxmox.GuestConf, stale: Sequence[access.Stal
     if not lxc.rules_of(conf).allows("c", devices.NVIDIA_MAJOR, 255) and not conf.devices():
         conf = conf.added([f"lxc.cgroup2.devices.allow: c {devices.NVIDIA_MAJOR}:* rwm"])
     note = "this number may change at the next boot; entries dev0: /dev/nvidia0,mode=0666 ... (Proxmox VE 8.2) do not"
-    return Edit(guest, conf, live_rules(box), (note,), tuple(dead), (text,))
+    return Edit(guest, conf, live_rules(box), (note,))
 
 
 def live_rules(box: Box) -> tuple[str, ...]:
@@ -207,15 +210,13 @@ def advice(box: Box, edit: Edit, *, restarts: str | None) -> str:
         lines += [f'  lxc-cgroup -n {vmid} devices.allow "{rule}"' for rule in edit.live_rules]
     if edit.changes_file:
         lines.append(f"for good, in {path} on {node}, above the first line that starts with [:")
-        lines += [f"  - {line.text.strip()}" for line in edit.removed]
-        lines += [f"  + {text}" for text in edit.added]
-        if any(text.startswith("dev") for text in edit.added):
-            if devn_possible(box) is None:
-                lines.append(
-                    "  (devN needs Proxmox VE 8.2 or newer; numbers are then looked up at each start of the guest)"
-                )
-            else:
-                lines.append("  (Proxmox looks the numbers up at each start of the guest, so they cannot go stale)")
+        lines += [f"  {line}" for line in edit.difference()]
+        if any(line.startswith("+ dev") for line in edit.difference()):
+            lines.append("  (Proxmox looks the numbers of devN entries up at each start, so they cannot go stale)")
+            major = access.uvm_major(box)
+            if devn_possible(box) is None and major is not None and not guest.conf.devices():
+                rule = f"lxc.cgroup2.devices.allow: c {major}:* rwm"
+                lines.append(f"  (before Proxmox VE 8.2 there is no devN; there: {rule})")
     lines += [f"  {note}" for note in edit.notes]
     if restarts == "guest":
         lines.append(f"then, on {node}: pct reboot {vmid}")

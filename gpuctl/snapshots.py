@@ -87,7 +87,7 @@ def _load(text: str, source: _Source) -> Any:
         loader = yaml.BaseLoader(text)
         node = loader.get_single_node()
     except yaml.MarkedYAMLError as error:
-        if not re.search(r"(?m)^[\w./ *-]+:(\s|$)", text):
+        if not _typed(text, source.name):
             return text
         mark = error.problem_mark or error.context_mark
         line = f" line {mark.line + 1}" if mark is not None else ""
@@ -97,9 +97,32 @@ def _load(text: str, source: _Source) -> Any:
         ) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise NotASnapshot(f"{source.name}: not YAML: {str(error).splitlines()[0]}") from None
-    if not isinstance(node, yaml.MappingNode):
+    if not isinstance(node, yaml.MappingNode) or not _typed(text, source.name):
         return text
     return _build(node, (), source, set())
+
+
+def _typed(text: str, name: str) -> bool:
+    """Is it meant as YAML? By its name, or because a line begins with a key this knows; logs have colons too."""
+    if re.search(r"\.(ya?ml|json)$", name):
+        return True
+    keys = re.findall(r"(?m)^(?!\s)[\"']?([^:\n]{1,80}?)[\"']?:(?=\s|$)", text)
+    return any(_is_known(key) for key in keys)
+
+
+def _is_known(key: str) -> bool:
+    name = _normal(key)
+    flat = re.sub(r"\(\w*\)", "", name)
+    return (
+        name in _SECTION
+        or name in _RAW
+        or name in _NOTES
+        or flat in _CUDA_KEYS
+        or flat in _NVML_KEYS
+        or key.startswith(("/proc/", "/dev/", "/etc/", "/sys/", "/var/", "/run/"))
+        or re.fullmatch(r"\d+\.conf", key) is not None
+        or pasted.command_of(key) is not None
+    )
 
 
 def _build(node: yaml.Node, path: Path, source: _Source, open_nodes: set[int]) -> Any:
@@ -109,7 +132,7 @@ def _build(node: yaml.Node, path: Path, source: _Source, open_nodes: set[int]) -
     if len(source.lines) > 200_000:
         raise source.wrong(path, "too many parts")
     if isinstance(node, yaml.ScalarNode):
-        return str(node.value)
+        return None if node.style is None and node.value in ("null", "~") else str(node.value)
     inner = open_nodes | {id(node)}
     if isinstance(node, yaml.SequenceNode):
         return [_build(each, (*path, str(i)), source, inner) for i, each in enumerate(node.value)]
@@ -238,6 +261,9 @@ def _machines(document: Mapping[str, Any], source: _Source) -> list[Snapshot]:
     if parts:
         found = []
         for role, part in parts.items():
+            if "probe" in part:  # as `--save` writes guest and node
+                found.append({"role": role, **part})
+                continue
             built = _Machine(source)
             built.take(part)
             built.document["role"] = built.document.get("role", role)
@@ -516,6 +542,8 @@ class _Machine:
     def _command(self, here: Path, line: str, answer: Any) -> None:
         """One command: kept under its line without prompt and sudo, and what it shows also under its section."""
         command = pasted.command_of(line) or " ".join(line.split())
+        if not command:
+            raise self.source.wrong(here, "a command line is expected as the key")
         inside = pasted.INSIDE.match(command)
         if inside:
             machine = self.extra.setdefault("inside", _Machine(self.source))

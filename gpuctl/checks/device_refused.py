@@ -21,7 +21,7 @@ def check(box: Box) -> Iterator[Finding]:
     guest = access.conf(box)
     if guest is not None and box.guest is not box.node:
         rules = access.next_start(box, guest)
-        if not guest.conf.unprivileged or guest.conf.lxc("lxc.include"):
+        if not guest.conf.unprivileged or guest.conf.lxc("lxc.include") or access.started_privileged(box):
             return  # the checks of the configuration say it
         refusals = [r for r in refusals if rules.allows("c", r.number.major, r.number.minor)]
         if not refusals:
@@ -54,7 +54,7 @@ def advice(box: Box, refusals: list[access.Refusal]) -> str:
         lines.insert(0, "for whoever owns the node (VMID: the number of this container there)")
     lines += [f'  lxc-cgroup -n {vmid} devices.allow "c {major}:* rwm"' for major in majors]
     lines.append(f"for good (Proxmox VE 8.2), in /etc/pve/lxc/{vmid}.conf above the first line that starts with [:")
-    nodes = sorted(number.path for number in access.needed(box))
+    nodes = sorted((number.path for number in access.needed(box)), key=lambda path: (not path[-1].isdigit(), path))
     lines += [f"  dev{number}: {path},mode=0666" for number, path in enumerate(nodes)]
     if any(major != devices.NVIDIA_MAJOR for major in majors):
         lines.append("  and remove lxc.cgroup2.devices.allow lines with numbers of earlier boots")

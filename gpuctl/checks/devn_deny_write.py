@@ -20,12 +20,11 @@ def check(box: Box) -> Iterator[Finding]:
             continue
         words = {device.path: access.opened(box, device.path) for device in closed}
         refused = [path for path, word in words.items() if word == "EPERM"]
-        conf, texts = guest.conf, []
+        conf = guest.conf
         for device in closed:
             options = [part for part in device.line.value.split(",") if not part.strip().startswith("deny-write")]
-            texts.append(f"{device.line.key}: {','.join(options)}")
-            conf = conf.replaced(device.line.number, texts[-1])
-        edit = remedies.Edit(guest, conf, (), (), tuple(d.line for d in closed), tuple(texts))
+            conf = conf.replaced(device.line.number, f"{device.line.key}: {','.join(options)}")
+        edit = remedies.Edit(guest, conf)
         evidence = [*access.symptom(box), *(line for path in words for line in access.opening(box, path))]
         evidence += [guest.where(device.line) for device in closed]
         against = tuple(f"opening {path} succeeds" for path, word in words.items() if word == "OK")

@@ -22,7 +22,7 @@ def check(box: Box) -> Iterator[Finding]:
         if not hooks or not passed:
             continue
         conf = guest.conf.without([line.number for line in hooks])
-        edit = remedies.Edit(guest, conf, (), (), tuple(hooks), ())
+        edit = remedies.Edit(guest, conf)
         running = bool(access.works(box)) or access.in_force(box) is not None
         evidence = [*said, *(guest.where(line) for line in hooks), *(guest.where(device.line) for device in passed)]
         yield Finding(

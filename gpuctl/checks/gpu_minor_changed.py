@@ -35,7 +35,7 @@ def check(box: Box) -> Iterator[Finding]:
         conf = guest.conf.without([line.number for line in lines])
         free = (n for n in range(256) if n not in conf.devices())
         added = [f"dev{next(free)}: /dev/nvidia{minor},mode=0666" for minor in sorted(known - left)]
-        edit = remedies.Edit(guest, conf.added(added), (), (), tuple(lines), tuple(added))
+        edit = remedies.Edit(guest, conf.added(added))
         evidence = [*access.symptom(box), *(guest.where(line) for line in lines)]
         evidence.append(f"the driver's GPUs have the minors {', '.join(str(minor) for minor in sorted(known))}")
         yield Finding(

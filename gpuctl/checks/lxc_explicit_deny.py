@@ -30,7 +30,7 @@ def check(box: Box) -> Iterator[Finding]:
             evidence = access.seen(box, refusals)
             evidence += [guest.where(line) for line in deniers]
             conf = guest.conf.without([line.number for line in deniers])
-            edit = remedies.Edit(guest, conf, remedies.live_rules(box), (), tuple(deniers), ())
+            edit = remedies.Edit(guest, conf, remedies.live_rules(box))
             restarts = remedies.what_restarts(box)
             yield Finding(
                 f"{guest.label}: a deny rule takes {names} away",

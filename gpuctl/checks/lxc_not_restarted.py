@@ -20,8 +20,8 @@ def check(box: Box) -> Iterator[Finding]:
         return
     rules = access.next_start(box, guest)
     late = [r for r in access.refused(box) if rules.allows("c", r.number.major, r.number.minor)]
-    late = [r for r in late if not guest.conf.unprivileged]
-    if not late:
+    converted = access.started_privileged(box)
+    if not late or (guest.conf.unprivileged and not converted):
         return
     program = access.in_force(box)
     evidence = access.seen(box, late)
@@ -32,7 +32,11 @@ def check(box: Box) -> Iterator[Finding]:
     since = edited_since_start(box, guest.vmid, guest.mtime)
     if since is not None:
         evidence.append(since)
-    proved = program is not None or since is not None
+    if converted:
+        evidence.append(
+            "/proc/self/uid_map inside is that of a privileged container, the configuration says unprivileged"
+        )
+    proved = program is not None or since is not None or converted
     suffices = remedies.live_suffices(box)
     edit = remedies.Edit(guest, guest.conf, remedies.live_rules(box))
     restarts = "service" if suffices else "guest"

@@ -24,15 +24,12 @@ def check(box: Box) -> Iterator[Finding]:
         said = [line for line in proxmox.start_messages(box) if re.search(r"devices\.(allow|deny)|EINVAL", line)]
         evidence += said
         running = access.in_force(box) is not None or access.works(box)
-        conf, removed, added = guest.conf, [], []
+        conf = guest.conf
         for line, _ in bad:
             mended = mend(line.value)
             if mended is not None:
-                text = f"{line.key}: {mended}"
-                conf = conf.replaced(line.number, text)
-                removed.append(line)
-                added.append(text)
-        edit = remedies.Edit(guest, conf, (), (), tuple(removed), tuple(added))
+                conf = conf.replaced(line.number, f"{line.key}: {mended}")
+        edit = remedies.Edit(guest, conf)
         restarts = "guest"
         yield Finding(
             f"{guest.label}: a malformed device rule, with which LXC refuses to start it",
@@ -41,7 +38,7 @@ def check(box: Box) -> Iterator[Finding]:
             Certainty.PROVED,
             tuple(evidence),
             ("the container runs: it was started before this edit",) if running and not said else (),
-            remedy=remedies.container(edit, restarts=restarts) if added else None,
+            remedy=remedies.container(edit, restarts=restarts) if edit.changes_file else None,
             advice=remedies.advice(box, edit, restarts=restarts),
         )
 

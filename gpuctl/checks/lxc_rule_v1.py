@@ -26,12 +26,11 @@ def check(box: Box) -> Iterator[Finding]:
         evidence = access.seen(box, refusals)
         evidence += [guest.where(line) for line in dict.fromkeys(lines)]
         conf = guest.conf
-        texts = []
         for line in guest.conf.lxc("lxc.cgroup.devices.allow", "lxc.cgroup.devices.deny"):
-            texts.append(line.text.strip().replace("lxc.cgroup.", "lxc.cgroup2.", 1))
-            conf = conf.replaced(line.number, texts[-1])
-        removed = tuple(guest.conf.lxc("lxc.cgroup.devices.allow", "lxc.cgroup.devices.deny"))
-        edit = remedies.Edit(guest, conf, remedies.live_rules(box), (), removed, tuple(texts))
+            conf = conf.replaced(line.number, line.text.replace("lxc.cgroup.", "lxc.cgroup2.", 1))
+        edit = remedies.for_good(box, guest)
+        if remedies.devn_possible(box) is False:
+            edit = remedies.Edit(guest, conf, remedies.live_rules(box))
         restarts = remedies.what_restarts(box)
         proved = bool(refusals)
         yield Finding(

@@ -91,6 +91,12 @@ def privileged(box: Box) -> bool | None:
     return where.privileged if where is not None else None
 
 
+def started_privileged(box: Box) -> bool:
+    """Is the running guest privileged although its configuration says otherwise by now?"""
+    guest, where = conf(box), box.guest.get(place.PLACE)
+    return guest is not None and guest.conf.unprivileged and where is not None and where.privileged is True
+
+
 def in_container(box: Box) -> bool:
     """Is the guest a container, as far as anything says so?"""
     where = box.guest.get(place.PLACE)

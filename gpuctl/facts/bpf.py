@@ -120,6 +120,8 @@ def run(insns: Sequence[Insn], context: Sequence[int]) -> int:
         if not 0 <= at < len(insns):
             raise Unknown("device program: runs past its end")
         insn = insns[at]
+        if insn.dst > 10 or insn.src > 10:
+            raise Unknown("device program: names a register there is not")
         code, kind = insn.code, insn.code & 7
         at += 1
         if code == 0x95:

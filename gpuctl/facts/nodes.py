@@ -63,6 +63,9 @@ class NodeTable(Mapping[str, Node]):
             return Node(path, "missing", error="ENOENT")
         raise Unknown(f"{path}: not in the snapshot")
 
+    def __contains__(self, path: object) -> bool:
+        return path in self._nodes
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._nodes)
 

@@ -1,21 +1,15 @@
-"""`gpuctl doctor`: what is wrong with a box, proved, and how to mend it.
-
-diagnose(box) runs every check; the lowest faulty layer leads, the rest are its consequences. heal(box, ...) plays
-remedies until the box is clean or nothing helps any more.
-"""
+"""What is wrong with a box: every check is made, the lowest faulty layer leads, the rest are its consequences."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from gpuctl import plugins
-from gpuctl.box import Box, Snapshot, Unknown, Wanted
+from gpuctl.box import Box, Unknown
 from gpuctl.facts import access, cuda, nvidia
 from gpuctl.finding import Certainty, Finding, Layer, Severity
 
-SCHEMA = "gpuctl.doctor/1"
 _ORDER = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
 _SURE = {Certainty.PROVED: 0, Certainty.LIKELY: 1, Certainty.POSSIBLE: 2}
 
@@ -40,6 +34,7 @@ class Diagnosis:
     consequences: tuple[Finding, ...] = ()
     fine: tuple[str, ...] = ()
     unknowns: Mapping[str, str] = field(default_factory=dict)
+    works: bool | None = None  # CUDA starts for everyone who was asked; None: nobody was
 
     @property
     def all(self) -> tuple[Finding, ...]:
@@ -94,6 +89,7 @@ def diagnose(box: Box) -> Diagnosis:
         tuple(consequences),
         fine,
         unknowns,
+        works,
     )
 
 
@@ -136,66 +132,3 @@ def _fine(box: Box) -> tuple[str, ...]:
             count = f", {view.count} device{'s' if view.count != 1 else ''}" if view.count is not None else ""
             fine.append(f"CUDA starts for {name}: cuInit = 0{count}")
     return tuple(fine)
-
-
-# -- boxes from snapshots --
-
-
-def box_from(snapshots: Sequence[Snapshot], wanted: Wanted | None = None) -> Box:
-    """Guest and node among the snapshots. Raises ValueError (one line) where there are too many of a kind."""
-    node = [s for s in snapshots if s.role == "node"]
-    guest = [s for s in snapshots if s.role != "node"]
-    if len(guest) > 1 and not node:
-        looks = [s for s in guest if any(path.startswith("/etc/pve/") for path in s.mapping("files"))]
-        if len(guest) == 2 and len(looks) == 1:
-            node, guest = looks, [s for s in guest if s is not looks[0]]
-    if len(node) > 1 or len(guest) > 1:
-        kind, names = ("nodes", node) if len(node) > 1 else ("guests", guest)
-        raise ValueError(
-            f"one box has one guest and one node; these are {len(names)} {kind}: {', '.join(s.name for s in names)}"
-        )
-    if not guest:
-        if not node:
-            raise ValueError("no snapshot")
-        return Box(node[0], node[0], _wanted(node, wanted))
-    return Box(guest[0], node[0] if node else None, _wanted([*guest, *node], wanted))
-
-
-def _wanted(snapshots: Sequence[Snapshot], wanted: Wanted | None) -> Wanted:
-    """What the inventory says, completed by what the snapshots say of themselves."""
-    wanted = wanted or Wanted()
-    for snapshot in snapshots:
-        document = snapshot.document
-        if wanted.gpus is None and document.get("expected_gpus") is not None:
-            wanted = replace(wanted, gpus=int(document["expected_gpus"]))
-        if not wanted.node and document.get("node_name"):
-            wanted = replace(wanted, node=str(document["node_name"]))
-        service = snapshot.mapping("service")
-        if wanted.user is None and service.get("user"):
-            wanted = replace(wanted, user=str(service["user"]))
-        if wanted.unit is None and service.get("unit"):
-            wanted = replace(wanted, unit=str(service["unit"]))
-    return wanted
-
-
-# -- for people and for programs --
-
-
-def explain(name: str) -> list[str]:
-    """A check's docstring: title and reasons. Raises LookupError for an unknown id."""
-    module = plugins.get("checks", name)
-    return [f"{name} ({module.LAYER.name})", "", *(module.__doc__ or "").strip().splitlines()]
-
-
-def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
-    return {
-        "schema": SCHEMA,
-        "box": diagnosis.box,
-        "machines": list(diagnosis.machines),
-        "verdict": diagnosis.verdict,
-        "headline": diagnosis.headline,
-        "findings": [finding.as_json() for finding in diagnosis.findings],
-        "consequences": [finding.as_json() for finding in diagnosis.consequences],
-        "fine": list(diagnosis.fine),
-        "unknown": dict(diagnosis.unknowns),
-    }

@@ -1,0 +1,138 @@
+"""Healing a box: the lowest fault first, one remedy, one restart, a second look before anything is called mended."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from gpuctl.box import Box
+from gpuctl.doctor.diagnosis import Diagnosis, diagnose
+from gpuctl.finding import Finding, Remedy, Severity
+
+MAX_ROUNDS = 12
+
+
+@dataclass(frozen=True)
+class Played:
+    """What became of a remedy: did every step succeed, did anything change; `text` is one line where it did not."""
+
+    ok: bool
+    changed: bool = True
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One round: the finding, its remedy as it was played, what became of it, and whether the finding was gone then."""
+
+    finding: Finding
+    remedy: Remedy
+    played: Played
+    gone: bool
+
+
+@dataclass(frozen=True)
+class Healing:
+    """state: well (nothing was or is wrong), mended, stuck (faults are left that no remedy took away), failed (a remedy
+    could not be played), unknown (afterwards nobody could tell)."""
+
+    state: str
+    before: Diagnosis
+    after: Diagnosis
+    steps: tuple[Step, ...] = ()
+    left: tuple[Finding, ...] = ()  # what is still wrong
+
+
+def heal(box: Box, probe: Callable[[], Box], play: Callable[[Remedy], Played], *, warnings: bool = True) -> Healing:
+    """Plays remedies until the box is clean or nothing helps any more.
+
+    `probe` looks at the box again; `play` applies one remedy with the restart it asks for. A remedy that was played is
+    not played again; one that should have done without a restart of the guest is followed by one with it. Without
+    `warnings` only what stops CUDA is mended. Raises what probe and play raise.
+    """
+    before = diagnosis = diagnose(box)
+    tried: set[str] = set()
+    steps: list[Step] = []
+    for _ in range(MAX_ROUNDS):
+        chosen = choose(diagnosis, tried, warnings=warnings)
+        if chosen is None:
+            break
+        finding, remedy = chosen
+        tried.add(key(remedy))
+        played = play(remedy)
+        diagnosis = diagnose(probe())
+        gone = all(other.id != finding.id for other in diagnosis.all)
+        steps.append(Step(finding, remedy, played, gone))
+        if not played.ok:
+            return Healing("failed", before, diagnosis, tuple(steps), wrong(diagnosis, warnings))
+    left = wrong(diagnosis, warnings)
+    if left:
+        state = "stuck"
+    elif diagnosis.verdict == "unknown":
+        state = "unknown"
+    else:
+        state = "mended" if steps else "well"
+    return Healing(state, before, diagnosis, tuple(steps), left)
+
+
+def wrong(diagnosis: Diagnosis, warnings: bool) -> tuple[Finding, ...]:
+    """Findings that have to go before the box is mended: what stops CUDA, and warnings that have a remedy."""
+    return tuple(
+        finding
+        for finding in diagnosis.all
+        if finding.severity is Severity.CRITICAL
+        or (warnings and finding.severity is Severity.WARNING and finding.remedy is not None)
+    )
+
+
+def choose(diagnosis: Diagnosis, tried: set[str], *, warnings: bool = True) -> tuple[Finding, Remedy] | None:
+    """The next remedy: of the lowest layer first, what stops CUDA before what only will; None when none is left."""
+    critical = [finding for finding in diagnosis.all if finding.severity is Severity.CRITICAL]
+    later = [finding for finding in diagnosis.all if finding.severity is Severity.WARNING] if warnings else []
+    ordered = sorted(critical, key=_order) + sorted(later, key=_order)
+    left = [(finding, way) for finding in ordered for way in ways(finding) if key(way) not in tried]
+    if not left:
+        return None
+    if left[0][1].playbook == "container":  # it may start the guest, which needs the node's device nodes
+        everything = [(finding, way) for finding in diagnosis.all for way in ways(finding)]
+        left = [each for each in everything if each[1].playbook == "devices" and key(each[1]) not in tried] + left
+    return left[0]
+
+
+def _order(finding: Finding) -> tuple[int, bool]:
+    """Lowest layer first; a mere restart after what changes something, for it may fail for the same reason."""
+    return finding.layer, finding.remedy is not None and mere_restart(finding.remedy)
+
+
+def mere_restart(remedy: Remedy) -> bool:
+    values = remedy.vars
+    if remedy.playbook != "container" or values.get("live_rules"):
+        return False
+    return hashlib.sha256(str(values.get("conf_text")).encode()).hexdigest() == values.get("conf_sha256")
+
+
+def ways(finding: Finding) -> list[Remedy]:
+    """The finding's remedy, and what to try when it did not help: the same with a restart of the guest."""
+    remedy = finding.remedy
+    if remedy is None:
+        return []
+    if finding.severity is not Severity.CRITICAL:  # it works now: nothing is restarted for what may come
+        return [with_restart(remedy, None)]
+    found = [remedy]
+    if remedy.playbook == "container" and remedy.restarts != "guest":
+        found.append(with_restart(remedy, "guest"))
+    return found
+
+
+def with_restart(remedy: Remedy, restarts: str | None) -> Remedy:
+    values = dict(remedy.vars)
+    if "restart" in values:
+        values["restart"] = restarts == "guest"
+    return replace(remedy, vars=values, restarts=restarts)
+
+
+def key(remedy: Remedy) -> str:
+    """Two remedies with the same key change the same thing in the same way."""
+    return json.dumps([remedy.playbook, remedy.on, dict(remedy.vars), remedy.restarts], sort_keys=True, default=str)
