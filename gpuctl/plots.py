@@ -92,7 +92,9 @@ def svg(figure: Figure) -> Drawing:
         FigureCanvasSVG(canvas)
         axes = canvas.subplots()
         rows = -(-len(figure.series) // LEGEND_COLUMNS)
-        canvas.subplots_adjust(left=0.115, right=0.985, bottom=0.16, top=0.985 - 0.062 * rows)
+        canvas.subplots_adjust(
+            left=0.115, right=0.985, bottom=0.16 if str(figure.x) else 0.09, top=0.985 - 0.062 * rows
+        )
         {"bars": _bars, "lines": _lines, "path": _path}[figure.kind](axes, figure)
         _frame(axes, figure)
         out = io.StringIO()
@@ -173,7 +175,9 @@ def _path(axes: Axes, figure: Figure) -> None:
         _marks(axes, xs, series, i)
         _errors(axes, xs, series.points, COLOURS[i])
         for x, p in zip(xs, series.points, strict=True):
-            axes.annotate(p.label, (x, p.y), xytext=(4, 4), textcoords="offset points", fontsize=7, zorder=5)
+            # At its capacity a server stays where it was: its label goes below, not onto the one before.
+            way = {"xytext": (-4, -9), "ha": "right"} if p.hollow else {"xytext": (4, 4)}
+            axes.annotate(p.label, (x, p.y), textcoords="offset points", fontsize=7, zorder=5, **way)
 
 
 def _marks(axes: Axes, xs: Sequence[float], series: Series, i: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gpuctl.document.blocks import Block, Cell, Column, Fold, Paragraph, Table
-from gpuctl.document.wording import cause, number, percent, plain, spread
+from gpuctl.document.wording import cause, mean, percent, plain
 from gpuctl.records import Estimate, Record
 from gpuctl.results.comparison import Comparison, Difference, Verdict
 from gpuctl.results.run import metric
@@ -73,8 +73,8 @@ def _table(id: str, caption: str, differences: Sequence[Difference]) -> Table:
             (
                 Cell(plain(d.new.cell)),
                 Cell(f"{metric(d.metric).title}{_unit(new)}"),
-                Cell(_figure(old)),
-                Cell(_figure(new)),
+                Cell(mean(old)),
+                Cell(mean(new)),
                 Cell(percent(d.change.value), below),
                 Cell(d.verdict.value, strong=d.verdict is Verdict.WORSE),
             )
@@ -88,10 +88,6 @@ def _table(id: str, caption: str, differences: Sequence[Difference]) -> Table:
         Column("Verdict", text=True),
     )
     return Table(id, caption, columns, tuple(rows), ("Mean ± standard deviation; change with its 95 % interval.",))
-
-
-def _figure(e: Estimate) -> str:
-    return number(e.mean, e.unit) if e.sd is None else f"{number(e.mean, e.unit)} ± {spread(e)}"
 
 
 def _unit(e: Estimate) -> str:

@@ -217,9 +217,7 @@ def _budgets(run: Run, phase: str) -> Iterator[Block]:
         f"{plain(phase)}: {metric(name).title.lower()} over the verification budget{shortest.removeprefix('decode')}"
     )
     budget_of = {str(s.budget): s.name for s in servers}
-    yield matrix(
-        id, caption, list(budget_of), points, lambda b, p: of(budget_of[b], p), name, unit, across=True, down="Budget"
-    )
+    yield matrix(id, caption, list(budget_of), points, lambda b, p: of(budget_of[b], p), name, unit, down="Budget")
     series = [
         Series(
             title,

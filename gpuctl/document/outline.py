@@ -19,21 +19,17 @@ from gpuctl.document.blocks import (
     Table,
     with_unique_names,
 )
-from gpuctl.document.tables import (
-    failures,
-    identifier,
-    listed,
-)
+from gpuctl.document.tables import best, failures, identifier, listed
 from gpuctl.document.wording import (
     clock,
     group,
     label,
+    mean,
     number,
     plain,
     remedy,
     server_line,
     span,
-    spread,
     state_word,
     times,
 )
@@ -148,20 +144,24 @@ def _outstanding(run: Run, phase: str, workload: str, cells: dict[str, list[Reco
 
 
 def _best_row(run: Run, phase: str, records: Sequence[Record]) -> tuple[Cell, ...]:
-    figures = [(record, found) for record in records if (found := headline(record)) is not None]
-    name = figures[0][1][0]
-    better = metric(name, figures[0][1][1].unit).better or 1
-    record, (name, e) = max(figures, key=lambda f: better * f[1][1].mean)
+    """The best server at a point; how many cannot be told apart from it; and the baseline, if it is not among them."""
+    figures = {record.cell.server: found for record in records if (found := headline(record)) is not None}
+    name, sample = next(iter(figures.values()))
+    better = metric(name, sample.unit).better or 1
+    estimates = {server: e for server, (its, e) in figures.items() if its == name}
+    first = max(estimates, key=lambda server: better * estimates[server].mean)
+    alike = best(estimates, better) - {first}
+    e, record = estimates[first], next(r for r in records if r.cell.server == first)
     base = run.by_cell.get(record.cell._replace(server=run.baseline_of(phase) or ""))
     base_e = base.metrics.get(name) if base is not None and base.state in MEASURED else None
     factor = improvement(e, base_e, better) if base_e is not None and base is not record else None
-    spread_ = "" if e.sd is None else f" ± {spread(e)}"
+    where = group(record) if group(record) == label(record) else f"{group(record)}, {label(record)}"
     return (
         Cell(plain(phase)),
-        Cell(f"{group(record)}, {label(record)}" if group(record) != label(record) else label(record)),
-        Cell(plain(record.cell.server)),
+        Cell(where),
+        Cell(plain(first), f"and {len(alike)} not told apart" if alike else ""),
         Cell(metric(name).title),
-        Cell(f"{number(e.mean, e.unit)}{spread_}" + ("" if e.unit == "bytes" else f" {e.unit}")),
+        Cell(mean(e) + ("" if e.unit == "bytes" else f" {e.unit}")),
         Cell("–" if base_e is None else "itself" if base is record else number(base_e.mean, base_e.unit)),
         Cell(
             "–" if factor is None else times(factor.value),
@@ -244,7 +244,7 @@ def _boots(records: Sequence[Record]) -> Iterator[Block]:
     boots: dict[str, list[Record]] = {}
     for record in records:
         if record.boot:
-            key = ", ".join(f"{name} {text}" for name, text in provenance.flat(record.boot).items())
+            key = ", ".join(f"{name} {_head(text)}" for name, text in provenance.flat(record.boot).items())
             boots.setdefault(key, []).append(record)
     if not boots:
         return
@@ -259,6 +259,11 @@ def _boots(records: Sequence[Record]) -> Iterator[Block]:
         Column("To", text=True),
     )
     yield Table("boots", "Starts of the machine that cells were measured in", columns, tuple(rows))
+
+
+def _head(text: str) -> str:
+    """A boot id by its first eight digits, which tell one from another."""
+    return text[:8] if len(text) == 36 and text.count("-") == 4 else text
 
 
 # --- what went wrong, and how it went on ----------------------------------------------------------

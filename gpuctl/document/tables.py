@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from gpuctl.document.blocks import Cell, Column, Table
-from gpuctl.document.wording import cause, interval, label, number, plain, spread, times
+from gpuctl.document.wording import cause, interval, label, mean, plain, times
 from gpuctl.records import MEASURED, Estimate, Record, State
 from gpuctl.results.intervals import difference, improvement
 from gpuctl.results.run import Run, Server, metric, roofline_share
@@ -25,8 +25,7 @@ def identifier(*words: str) -> str:
 
 def estimate_cell(e: Estimate, *, mark: str = "", strong: bool = False) -> Cell:
     """`140.6 ± 1.0` above its interval."""
-    text = number(e.mean, e.unit) if e.sd is None else f"{number(e.mean, e.unit)} ± {spread(e)}"
-    return Cell(text, interval(e), mark, strong)
+    return Cell(mean(e), interval(e), mark, strong)
 
 
 def missing_cell(record: Record | None) -> Cell:
@@ -201,15 +200,18 @@ def by_metric(
         if mark:
             used[mark] = None
         row = [Cell(of(record), mark=mark if i == len(first) - 1 else "") for i, of in enumerate(first)]
+        if not names:
+            row.append(missing_cell(record))
         for name in names:
             e = record.metrics.get(name) if record.state in MEASURED else None
             row.append(
                 missing_cell(record if record.state not in MEASURED else None) if e is None else estimate_cell(e)
             )
         rows.append(tuple(row))
-    notes = [_reading("", "", False), *(f"{mark} {MARK_NOTES[mark]}" for mark in used)]
+    notes = [*([_reading("", "", False)] if names else []), *(f"{mark} {MARK_NOTES[mark]}" for mark in used)]
     columns = (
         *(Column(title, text=True, code=not i) for i, title in enumerate(titles)),
+        *([] if names else [Column("State", text=True)]),
         *(Column(metric(name).title, "" if units.get(name) == "bytes" else units.get(name, "")) for name in names),
     )
     return Table(id, caption, columns, tuple(rows), tuple(notes))

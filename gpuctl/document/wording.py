@@ -44,28 +44,42 @@ def decimals(unit: str, value: float) -> int:
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
+def _step(value: float) -> int:
+    """The binary unit that a number of bytes is shown in."""
+    step = 0
+    while abs(value) >= 1024 and step < len(_BINARY) - 1:
+        value, step = value / 1024, step + 1
+    return step
+
+
 def number(value: float, unit: str = "") -> str:
-    """`140.6`; large counts with thin grouping are left to the faces. Bytes come with their own unit."""
+    """`140.6`, with the decimals its unit is worth. Bytes come with their own unit: `91.3 GiB`."""
     if unit == "bytes":
-        step = 0
-        while abs(value) >= 1024 and step < len(_BINARY) - 1:
-            value, step = value / 1024, step + 1
-        return f"{value:.1f} {_BINARY[step]}" if step else f"{value:.0f} B"
-    places = decimals(unit, value)
-    text = f"{value:.{places}f}"
+        step = _step(value)
+        return f"{value / 1024**step:.{1 if step else 0}f} {_BINARY[step]}"
+    text = f"{value:.{decimals(unit, value)}f}"
     return text if len(text) <= 12 else f"{value:.3g}"
 
 
 def spread(e: Estimate) -> str:
-    """The standard deviation with the decimals of the mean; `?` for a single value."""
+    """The standard deviation with the decimals and the unit of the mean; `?` for a single value."""
     if e.sd is None:
         return "?"
+    places, sd = decimals(e.unit, e.mean), e.sd
     if e.unit == "bytes":
-        return number(e.sd, e.unit)
-    text = f"{e.sd:.{decimals(e.unit, e.mean)}f}"
-    if e.sd > 0 and not text.strip("0."):
-        return f"{e.sd:.2f}" if e.sd >= 0.005 else "<0.01"  # a small spread is not none
-    return text if len(text) <= 12 else f"{e.sd:.3g}"
+        places, sd = 1, e.sd / 1024 ** _step(e.mean)
+    text = f"{sd:.{places}f}"
+    if sd > 0 and not text.strip("0."):
+        return f"{sd:.2f}" if sd >= 0.005 else "<0.01"  # a small spread is not none
+    return text if len(text) <= 12 else f"{sd:.3g}"
+
+
+def mean(e: Estimate) -> str:
+    """`140.6 ± 1.0`; the mean alone for a single value."""
+    if e.sd is None:
+        return number(e.mean, e.unit)
+    figure, _, unit = number(e.mean, e.unit).partition(" ")
+    return f"{figure} ± {spread(e)}{' ' + unit if unit else ''}"
 
 
 def interval(e: Estimate) -> str:
@@ -76,8 +90,8 @@ def interval(e: Estimate) -> str:
 
 
 def times(factor: float) -> str:
-    """`5.31x`"""
-    return f"{factor:.2f}x" if factor < 100 else f"{factor:.0f}x"
+    """`5.31×`"""
+    return f"{factor:.2f}×" if factor < 100 else f"{factor:.0f}×"
 
 
 def percent(value: float) -> str:

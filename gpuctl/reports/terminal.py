@@ -83,7 +83,7 @@ def line(record: Record, baseline: Record | None = None) -> str:
         if not parts and baseline is not None and name in baseline.metrics:
             better = metric(name, record.metrics[name].unit).better
             faster = improvement(record.metrics[name], baseline.metrics[name], better)
-            text += "" if faster is None else f"  {_right(times(faster.value), 6)}"
+            text += "" if faster is None else f"  {_right(times(faster.value).replace('×', 'x'), 6)}"
         parts.append(text)
     marks = "" if record.state is State.OK else f"   ({state_word(record.state)}{_why(record)})"
     return f"{start}{'   '.join(parts)}{marks}"

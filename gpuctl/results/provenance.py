@@ -57,6 +57,19 @@ def public(argv: Sequence[str]) -> list[str]:
     return shown
 
 
+def published(value: Any, name: str = "") -> Any:
+    """A fingerprint as it may be published: values named as secrets hidden, argument vectors as `public` has them."""
+    if name and _SECRET_NAME.search(name) and not isinstance(value, Mapping):
+        return HIDDEN
+    if isinstance(value, Mapping):
+        return {key: published(part, str(key)) for key, part in value.items()}
+    if _is_argv(value):
+        return public(value)
+    if isinstance(value, list | tuple):
+        return [published(item) for item in value]
+    return value
+
+
 def shared(records: Iterable[Record]) -> dict[str, str]:
     """The parts of the fingerprint that are the same for all the records, by dotted name."""
     common: dict[str, str] | None = None

@@ -29,6 +29,7 @@ _WORDS = {
     "machine_back": "machine came back",
     "healed": "healed",
 }
+_SUBJECTS = ("server", "box", "finding", "unit", "phase")  # what an event is about: said first, without its name
 _OVER = frozenset({"server_started", "server_ready", "run_finished"})
 
 
@@ -36,12 +37,16 @@ def described(event: Mapping[str, Any]) -> str:
     """An event in words: its name, and its particulars in the order they were written."""
     name = str(event.get("event", "?"))
     words = _WORDS.get(name, name.replace("_", " "))
+    about = next((str(event[key]) for key in _SUBJECTS if event.get(key)), "")
     details = [
-        f"{key} {_short(value)}"
+        f"{key.replace('_', ' ')} {_short(value)}"
         for key, value in event.items()
-        if key not in ("t", "event", "schema") and value not in (None, "", [], {})
+        if key not in ("t", "event", "schema", *_SUBJECTS) and value not in (None, "", [], {})
     ]
-    return f"{words}: {', '.join(details)}" if details else words
+    said = ", ".join(details)
+    if about and said:
+        said = f"{about} ({said})"
+    return f"{words}: {said or about}" if said or about else words
 
 
 def shown(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -1,0 +1,345 @@
+"""The report as a LaTeX document with pgfplots figures, its data inside: for pdflatex, lualatex and xelatex.
+
+Figures stand between `% figure: ID` comments, ready to be taken into a paper; their colours and styles are in the
+preamble (latex.preamble.tex). `escape` is the only way for a text from outside to get into the document.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from gpuctl import plots
+from gpuctl.document.blocks import Block, Cell, Column, Figure, Fold, Listing, Paragraph, Point, Section, Table
+from gpuctl.document.outline import Report
+from gpuctl.document.wording import reading
+
+SUFFIX = "tex"
+_PREAMBLE = Path(__file__).with_name("latex.preamble.tex")
+
+# What LaTeX would act on, and what its fonts would join into another character (-- into a dash, ,, into a quote).
+_SPECIAL = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "$": r"\$",
+    "&": r"\&",
+    "#": r"\#",
+    "%": r"\%",
+    "_": r"\_",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\textquotedbl{}",
+    "'": r"\textquotesingle{}",
+    "`": r"\textasciigrave{}",
+    "-": "{-}",
+    ",": "{,}",
+    "!": "{!}",
+    "?": "{?}",
+    "[": "{[}",
+    "]": "{]}",
+    "*": "{*}",
+    "±": r"\ensuremath{\pm}",
+    "×": r"\ensuremath{\times}",
+    "–": r"\textendash{}",
+    "—": r"\textemdash{}",
+    "…": r"\textellipsis{}",
+    "“": r"\textquotedblleft{}",
+    "”": r"\textquotedblright{}",
+    "’": r"\textquoteright{}",
+    "†": r"\textdagger{}",
+    "‡": r"\textdaggerdbl{}",
+    "▲": r"\ensuremath{\uparrow}",
+    "▼": r"\ensuremath{\downarrow}",
+    "≤": r"\ensuremath{\leq}",
+    "≥": r"\ensuremath{\geq}",
+    "µ": r"\textmu{}",
+    "°": r"\textdegree{}",
+}
+_BREAK = frozenset("-_/.,=:;")  # a long name may be broken after these
+_MOST_FIGURES = 6  # columns of figures that fit beside a name
+_MOST_ROWS = 24  # of a table that is kept on one page
+_ROOM = 104  # characters of a table's width
+
+
+def escape(text: str, *, breaks: bool = False) -> str:
+    """The text as LaTeX that prints it: nothing in it acts, and each character shows, whatever fonts there are.
+
+    Letters outside Latin-1 are left to `\\gpuctlchar`, which prints their code where the font has no such letter.
+    """
+    out = []
+    for c in text:
+        special = _SPECIAL.get(c)
+        if special is not None:
+            out.append(special)
+        elif " " <= c <= "~" or ("À" <= c <= "ÿ" and c not in "×÷"):
+            out.append(c)
+        else:
+            out.append(rf"\gpuctlchar{{{ord(c):X}}}")
+        if breaks and c in _BREAK:
+            out.append(r"\allowbreak{}")
+    return re.sub(r" (?= )", r"\\ ", "".join(out))
+
+
+def render(report: Report) -> bytes:
+    return ("\n".join(_lines(report)) + "\n").encode()
+
+
+def _lines(report: Report) -> Iterator[str]:
+    document = report.document
+    yield "% Written by `gpuctl report`. Compile with: latexmk -pdf FILE, or pdflatex/lualatex three times."
+    yield _PREAMBLE.read_text(encoding="utf-8").rstrip()
+    title = escape(document.title)
+    yield rf"\hypersetup{{pdftitle={{{title}}}}}"
+    yield r"\begin{document}"
+    yield rf"{{\LARGE\bfseries\raggedright {title}\par}}"
+    yield r"\begin{gpuctlsummary}"
+    for sentence in document.summary:
+        yield rf"\item {escape(sentence)}"
+    yield r"\end{gpuctlsummary}"
+    for section in document.sections:
+        yield from _block(section, 0)
+    yield r"\end{document}"
+
+
+_LEVELS = ("section", "subsection", "subsubsection")
+
+
+def _block(block: Block, level: int) -> Iterator[str]:
+    yield ""
+    if isinstance(block, Section):
+        yield rf"\{_LEVELS[min(level, 2)]}{{{escape(block.title)}}}\label{{{block.id}}}"
+        for inner in block.blocks:
+            yield from _block(inner, level + 1)
+    elif isinstance(block, Paragraph):
+        yield rf"\gpuctlwarning{{{escape(block.text)}}}" if block.warning else escape(block.text)
+    elif isinstance(block, Table):
+        yield from _table(block)
+    elif isinstance(block, Figure):
+        yield from _figure(block)
+    elif isinstance(block, Listing):
+        yield from _listing(block)
+    elif isinstance(block, Fold):
+        yield rf"\gpuctlfold{{{escape(block.title)}}}"
+        for inner in block.blocks:
+            yield from _block(inner, level)
+
+
+def _listing(listing: Listing) -> Iterator[str]:
+    if listing.caption:
+        yield rf"{escape(listing.caption)}:"
+    yield r"\begin{gpuctllisting}"
+    for line in listing.lines:
+        yield rf"\item {escape(line, breaks=True)}"
+    yield r"\end{gpuctllisting}"
+
+
+# --- tables --------------------------------------------------------------------------------------
+
+
+def _table(table: Table) -> Iterator[str]:
+    """One longtable, or several when there are more columns of figures than fit."""
+    figures = [i for i, column in enumerate(table.columns) if not column.text]
+    leading = [i for i, column in enumerate(table.columns) if column.text]
+    if len(figures) <= _MOST_FIGURES or leading != list(range(len(leading))):
+        yield from _part(table, table.caption, list(range(len(table.columns))), table.id)
+        return
+    parts = -(-len(figures) // _MOST_FIGURES)
+    size = -(-len(figures) // parts)
+    for part in range(parts):
+        chosen = [*leading, *figures[part * size : (part + 1) * size]]
+        label = table.id if part == 0 else f"{table.id}-part{part + 1}"
+        yield from _part(table, f"{table.caption} ({part + 1} of {parts})", chosen, label, notes=part == parts - 1)
+
+
+def _part(table: Table, caption: str, chosen: Sequence[int], label: str, *, notes: bool = True) -> Iterator[str]:
+    columns = [table.columns[i] for i in chosen]
+    rows = [[row[i] for i in chosen] for row in table.rows]
+    spec = f"@{{}}{_widths(columns, rows)}@{{}}"
+    head = " & ".join(_head(column) for column in columns) + r" \\ \midrule"
+    said = r"\\ ".join(escape(note) for note in table.notes) if notes else ""
+    if len(rows) <= _MOST_ROWS:  # stays on one page, with its caption
+        yield r"\begin{gpuctltable}"
+        yield rf"\captionof{{table}}{{{escape(caption)}}}\label{{{label}}}"
+        yield rf"\begin{{tabular}}{{{spec}}}"
+        yield rf"\toprule {head}"
+        yield from _rows(columns, rows)
+        yield r"\bottomrule"
+        yield r"\end{tabular}"
+        if said:
+            yield rf"\gpuctlnotes{{{said}}}"
+        yield r"\end{gpuctltable}"
+    else:
+        yield r"\begingroup\footnotesize"
+        yield rf"\begin{{longtable}}{{{spec}}}"
+        yield rf"\caption{{{escape(caption)}}}\label{{{label}}}\\"
+        yield rf"\toprule {head} \endfirsthead"
+        yield rf"\toprule {head} \endhead"
+        yield r"\bottomrule \endfoot"
+        yield from _rows(columns, rows)
+        yield r"\end{longtable}"
+        if said:
+            yield rf"\nopagebreak\gpuctlnotes{{{said}}}"
+        yield r"\endgroup"
+
+
+def _rows(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> Iterator[str]:
+    """A line a row; what stands below its figures is a line of its own that never begins a page."""
+    for row in rows:
+        has_below = any(cell.below for cell in row)
+        end = r" \\*" if has_below else r" \\[.4ex]"
+        yield " & ".join(_cell(cell, column) for cell, column in zip(row, columns, strict=True)) + end
+        if has_below:
+            below = (rf"\gpuctlbelow{{{escape(cell.below)}}}" if cell.below else "" for cell in row)
+            yield " & ".join(below) + r" \\[.4ex]"
+
+
+def _widths(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> str:
+    """What a longtable is told of its columns: natural widths while they fit, else paragraphs for the longest texts."""
+    longest = [
+        max([len(column.title) + len(column.unit) + 2, *(len(row[i].text) + 2 for row in rows)])
+        for i, column in enumerate(columns)
+    ]
+    wrapped: dict[int, int] = {}
+    texts = sorted((i for i, column in enumerate(columns) if column.text), key=lambda i: longest[i])
+    room = _ROOM - sum(size for i, size in enumerate(longest) if not columns[i].text)
+    for place, i in enumerate(texts):
+        fair = max(8, room // (len(texts) - place))
+        if longest[i] > fair:
+            wrapped[i] = fair
+        room -= min(longest[i], fair)
+    spec = []
+    for i, column in enumerate(columns):
+        if i in wrapped:
+            width = rf"\dimexpr {wrapped[i] / _ROOM:.3f}\linewidth-2\tabcolsep\relax"
+            spec.append(rf">{{\raggedright\arraybackslash}}p{{{width}}}")
+        else:
+            spec.append("l" if column.text else "r")
+    return "".join(spec)
+
+
+def _head(column: Column) -> str:
+    title = escape(f"{column.title} ({column.unit})" if column.unit else column.title)
+    return rf"\textbf{{{title}}}"
+
+
+def _cell(cell: Cell, column: Column) -> str:
+    text = escape(cell.text, breaks=column.text)
+    if column.code and cell.text:
+        text = rf"\texttt{{{text}}}"
+    if cell.strong:
+        text = rf"\textbf{{{text}}}"
+    if cell.mark:
+        text += rf"\rlap{{\textsuperscript{{{escape(cell.mark)}}}}}"
+    # Braces: a row that begins with a bracket would be an argument of the line before it.
+    return f"{{{text}}}"
+
+
+# --- figures -------------------------------------------------------------------------------------
+
+_MARKS = ("*", "square*", "triangle*", "diamond*", "pentagon*", "oplus*", "halfsquare*")
+_DASHES = ("solid", "dashed", "densely dotted", "dash dot", "densely dashed", "loosely dashed", "dotted")
+_PATTERNS = ("", "north east lines", "north west lines", "crosshatch", "horizontal lines", "vertical lines", "grid")
+
+
+def _figure(figure: Figure) -> Iterator[str]:
+    yield r"\begin{gpuctlfigure}"
+    yield f"% figure: {figure.id}"
+    yield r"\begin{tikzpicture}"
+    yield from {"bars": _bars, "lines": _lines_of, "path": _path}[figure.kind](figure)
+    yield r"\end{axis}"
+    yield r"\end{tikzpicture}"
+    yield "% end of figure"
+    yield rf"\captionof{{figure}}{{{escape(reading(figure))} Table~\ref{{{figure.table}}} has the numbers.}}"
+    yield rf"\label{{{figure.id}}}"
+    yield r"\end{gpuctlfigure}"
+
+
+def _axis(figure: Figure, *more: str) -> str:
+    x = [f"xlabel={{{escape(str(figure.x))}}}"] if str(figure.x) else []
+    return "\\begin{axis}[" + ", ".join(["gpuctl", *x, f"ylabel={{{escape(str(figure.y))}}}", *more]) + "]"
+
+
+def _bars(figure: Figure) -> Iterator[str]:
+    categories = list(dict.fromkeys(str(p.x) for series in figure.series for p in series.points))
+    place = {name: i for i, name in enumerate(categories)}
+    ticks = ",".join(str(i) for i in range(len(categories)))
+    labels = ",".join(f"{{{escape(_short(name))}}}" for name in categories)
+    slanted = ["x tick label style={rotate=30,anchor=north east}"] if len("".join(categories)) > 70 else []
+    yield _axis(
+        figure,
+        "ybar=0pt",
+        f"bar width={0.8 / len(figure.series):.4f}",
+        f"xmin=-0.6, xmax={len(categories) - 0.4:.1f}",
+        f"xtick={{{ticks}}}",
+        f"xticklabels={{{labels}}}",
+        "xtick style={draw=none}",
+        "area legend",
+        *slanted,
+    )
+    for i, series in enumerate(figure.series):
+        hatch = rf",postaction={{pattern={_PATTERNS[i]},pattern color=white}}" if _PATTERNS[i] else ""
+        style = f"fill=gpuctl{i},draw=white,line width=.2pt{hatch}"
+        yield _plot(style, ((float(place[str(p.x)]), p) for p in series.points))
+        yield _legend(series.name)
+
+
+def _lines_of(figure: Figure) -> Iterator[str]:
+    more = []
+    seen = sorted({float(p.x) for series in figure.series for p in series.points})
+    if figure.x.doubling and seen[0] > 0:
+        ticks = ",".join(f"{x:g}" for x in seen)
+        more = ["xmode=log", "log basis x=2", f"xtick={{{ticks}}}", f"xticklabels={{{ticks}}}", "xminorticks=false"]
+    yield _axis(figure, *more)
+    yield from _curves(figure)
+
+
+def _path(figure: Figure) -> Iterator[str]:
+    yield _axis(figure)
+    yield from _curves(figure)
+    for series in figure.series:
+        for p in series.points:
+            side = "below" if p.hollow else "above"  # at its capacity a server stays where it was: not one on another
+            yield rf"\node[gpuctl {side}] at (axis cs:{float(p.x):.6g},{p.y:.6g}) {{{escape(p.label)}}};"
+
+
+def _curves(figure: Figure) -> Iterator[str]:
+    for i, series in enumerate(figure.series):
+        style = f"gpuctl{i},{_DASHES[i]},mark={_MARKS[i]},mark options={{solid}}"
+        yield _plot(style, ((float(p.x), p) for p in series.points))
+        yield _legend(series.name)
+    for i, series in enumerate(figure.series):
+        hollow = [(float(p.x), p) for p in series.points if p.hollow]
+        if hollow:
+            style = f"gpuctl{i},only marks,mark={_MARKS[i]},mark options={{solid,fill=white}},forget plot"
+            yield _plot(style, hollow)
+
+
+def _plot(style: str, points: Iterator[tuple[float, Point]] | Sequence[tuple[float, Point]]) -> str:
+    rows = []
+    for x, p in points:
+        up = 0.0 if p.high is None else p.high - p.y
+        down = 0.0 if p.low is None else p.y - p.low
+        rows.append(f"{x:.6g} {p.y:.6g} {up:.4g} {down:.4g}")
+    data = r" \\ ".join(rows)
+    return (
+        rf"\addplot+[{style}] table [x index=0, y index=1, y error plus index=2, y error minus index=3, "
+        rf"header=false, row sep=\\] {{{data} \\}};"
+    )
+
+
+def _legend(name: str) -> str:
+    return rf"\addlegendentry{{{escape(_short(name))}}}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 28 else text[:27] + "…"
+
+
+def colours() -> str:
+    """The palette of the drawings, as the preamble defines it (held against it by a test)."""
+    return "\n".join(rf"\definecolor{{gpuctl{i}}}{{HTML}}{{{c[1:].upper()}}}" for i, c in enumerate(plots.COLOURS))
