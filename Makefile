@@ -3,7 +3,7 @@ PYTHON ?= python3
 V := .venv
 BIN := $(V)/bin
 
-.PHONY: help demo test check lint types contracts unit e2e lab lab-down lab-test golden perf build clean
+.PHONY: help latex demo test check lint types contracts unit e2e lab lab-down lab-test golden perf build clean
 
 help:            ## what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## ?/  make \1\t/' | expand -t 22
@@ -58,7 +58,16 @@ lab-down: $(V)/ready ## take them away
 lab-test: $(V)/ready ## what only the lab can show
 	$(BIN)/pytest -q -m lab tests
 
-test: check e2e lab-test  ## everything
+# The PDF report is tested where there is LaTeX. On Debian it is installed for that, when we may.
+latex: ## the LaTeX that `gpuctl report --format pdf` needs (Debian and Ubuntu, as root)
+	@if command -v pdflatex >/dev/null && command -v pdftotext >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing LaTeX (latexmk lmodern texlive-latex-recommended texlive-pictures poppler-utils), once"; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+	    latexmk lmodern texlive-latex-recommended texlive-pictures poppler-utils >/dev/null; \
+	else echo "no LaTeX here and no right to install it: the tests of the PDF report are skipped"; fi
+
+test: latex check e2e lab-test  ## everything
 
 perf: $(V)/ready ## how true the load generator is, beside aiohttp and http.client; writes docs/performance.md
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[perf]'
