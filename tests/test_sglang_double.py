@@ -607,10 +607,5 @@ def test_it_runs_under_python_3_9(tmp_path):
         events = server.ready().events(
             "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "stream": True}
         )
-        assert events[0]["choices"][0]["delta"] == {
-            "role": "assistant",
-            "content": "",
-            "reasoning_content": None,
-            "tool_calls": None,
-        }
+        assert events[0]["choices"][0]["delta"] == {"reasoning_content": None, "role": "assistant", "content": ""}
         assert events[-1] == "[DONE]"

@@ -173,8 +173,6 @@ def _running(exchange, part):
 
 
 def _delta(role=None, content=None):
-    if RELEASE == "0.5.11":
-        return {"role": role, "content": content, "reasoning_content": None, "tool_calls": None}
     delta = {"reasoning_content": None}
     if role is not None:
         delta["role"] = role
@@ -190,10 +188,8 @@ def _chat_chunk(exchange, part, delta, reason=None, matched=None):
             {"index": part.index, "delta": delta, "logprobs": None, "finish_reason": reason, "matched_stop": matched}
         ],
     }
-    if exchange.continuous:
-        body["usage"] = _running(exchange, part)
-    elif RELEASE == "0.5.11":
-        body["usage"] = None
+    if exchange.continuous and delta.get("content"):
+        body["usage"] = _running(exchange, part)  # neither with the role nor with the end
     return body
 
 
@@ -231,8 +227,7 @@ def chunk(exchange, part, piece):
 def usage_chunk(exchange):
     """The chunk with no choices that carries the usage."""
     kind = "chat.completion.chunk" if exchange.kind == "chat" else "text_completion"
-    details = exchange.kind == "chat" or RELEASE == "0.5.11"
-    return {**_head(exchange, kind), "choices": [], "usage": _total(exchange, details)}
+    return {**_head(exchange, kind), "choices": [], "usage": _total(exchange, exchange.kind == "chat")}
 
 
 def whole(exchange):

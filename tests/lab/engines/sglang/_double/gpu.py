@@ -140,6 +140,10 @@ class Device:
             except CudaError:
                 raise MemoryError(gib) from None
 
+    def exhaust(self, wanted_gib):
+        """Leaves less than `wanted_gib` free, as whatever made the allocation fail has done."""
+        self.taken += max(0.0, self.free - wanted_gib / 4)
+
     def out_of_memory(self, wanted_gib):
         """torch's text for an allocation that failed, with this device's numbers."""
         total, context = self.gpu["total_gib"], self.gpu["context_gib"]

@@ -1,6 +1,7 @@
 """The HTTP process: one thread, one selector for listener, clients and scheduler; timers; and the end."""
 
 import errno
+import gc
 import heapq
 import itertools
 import json
@@ -44,6 +45,8 @@ class Server:
         self.selector.register(self.channel, selectors.EVENT_READ, self)
         self.channel.setblocking(False)
         self._signals()
+        gc.collect()
+        gc.freeze()
         self.after(1.0, self._watch)
         scale = self.settings.profile.scale
         self.after(min(1.0, max(0.05, scale)), self.api.warm_up)

@@ -23,7 +23,7 @@ ILLEGAL = (
     "consider passing CUDA_LAUNCH_BLOCKING=1\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
 )
 # The largest activation of a chunk (the joined q, k, v of a linear layer) and what else lives beside it.
-ACTIVATION_BYTES, ACTIVATION_OTHERS, LEFT_GIB = 2 * 2, 4.0, 0.041
+ACTIVATION_BYTES, ACTIVATION_OTHERS = 2 * 2, 4.0
 
 
 class Request:
@@ -285,7 +285,9 @@ class Loop:
                 self._die("torch.AcceleratorError", ILLEGAL % (name, title))
         fault = self.faults.find("oom", at="request", default="request")
         if fault and self.served >= int(fault.get("request", 1)):
-            self._die("torch.OutOfMemoryError", self.rank.device.out_of_memory(float(fault.get("gib", 0.15625))))
+            wanted = float(fault.get("gib", 0.15625))
+            self.rank.device.exhaust(wanted)
+            self._die("torch.OutOfMemoryError", self.rank.device.out_of_memory(wanted))
         fault = self.faults.find("scheduler-killed", default="request", at="request")
         if fault and "after_s" not in fault and self.served >= int(fault.get("request", 1)):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -310,7 +312,7 @@ class Loop:
         one = part * text["hidden_size"] * ACTIVATION_BYTES / (1 << 30) / self.settings.tp
         device = self.rank.device
         if one * ACTIVATION_OTHERS > device.free:
-            device.taken += max(0.0, device.free - LEFT_GIB)
+            device.exhaust(one)
             self._die("torch.OutOfMemoryError", self.rank.device.out_of_memory(one))
 
     def _die(self, error, text):

@@ -235,6 +235,7 @@ class Rank:
             if self.index == 0:
                 log.line(warning)
         if fault:
+            self.device.exhaust(pools.kv / 2)
             raise Died("torch.OutOfMemoryError", self.device.out_of_memory(pools.kv / 2), "pools")
         if settings.model.hybrid:
             self._mamba()
@@ -365,6 +366,7 @@ class Rank:
             )
         fault = self.faults.find("oom", at="graph", default="request")
         if fault:
+            self.device.exhaust(0.0625)
             text = self.device.out_of_memory(0.0625)
             if self.settings.release == "0.5.11":
                 raise Died("Exception", "Capture cuda graph failed: %s\nPossible solutions:\n1. set --mem-fraction-static to a smaller value (e.g., 0.8 or 0.7)\n2. set --cuda-graph-max-bs to a smaller value (e.g., 16)\n3. disable torch compile by not using --enable-torch-compile\n4. disable CUDA graph by --disable-cuda-graph. (Not recommended. Huge performance loss)\nOpen an issue on GitHub https://github.com/sgl-project/sglang/issues/new/choose \n" % text, "load")  # fmt: skip
