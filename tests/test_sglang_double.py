@@ -15,8 +15,9 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.lab.engines.install import install, safetensors, set_faults, write_model
+from tests.lab.engines.install import install, install_guest, safetensors, set_faults, write_model
 from tests.lab.engines.running import Double, double
 from tests.recorded_sglang import ANSWERS, BY_NAME, CASES, MODELS
 
@@ -542,6 +543,18 @@ def test_what_does_not_fit_the_model_or_the_machine_dies(flags, words, tmp_path)
         assert words in server.log
 
 
+def test_a_gpu_that_somebody_else_fills_unbalances_the_ranks(tmp_path):
+    profile = tmp_path / "profile.json"
+    profile.write_text(json.dumps({"base": "campaign", "gpu": {"held_gib": {"1": 40}}}))
+    with double(tmp_path, [*BASE, "--tp-size", "2"], profile=str(profile)) as server:
+        assert server.wait() == -9
+        assert "TP0] Scheduler hit an exception" in server.log
+        assert (
+            "RuntimeError: The memory capacity is unbalanced. Some GPUs may be occupied by other processes."
+            in server.log
+        )
+
+
 # -- weights, installation, other Pythons
 
 
@@ -589,6 +602,23 @@ def test_an_installation_answers_what_tools_ask_one(tmp_path):
     assert "- per_req * (1 + D)" in (mixin.parents[1] / "mem_cache" / "kv_cache_configurator.py").read_text()
     with pytest.raises(ValueError, match=r"no SGLang release '0.4.0': there are 0.5.11"):
         install(tmp_path, "0.4.0")
+
+
+def test_a_guest_has_the_engines_and_models_of_the_example_inventory(tmp_path):
+    install_guest(tmp_path)
+    servers = yaml.safe_load((Path(__file__).parents[1] / "inventory" / "kpro6" / "servers.yml").read_text())
+    models = yaml.safe_load((Path(__file__).parents[1] / "inventory" / "kpro6" / "models.yml").read_text())
+    programs = {entry["program"][0] for entry in servers["defaults"].values() if "program" in entry}
+    assert all((tmp_path / program.lstrip("/")).exists() for program in programs)
+    for model in models.values():
+        there = (tmp_path / model["path"].lstrip("/") / "config.json").exists()
+        cached = list(
+            tmp_path.glob(
+                f"root/.cache/huggingface/hub/models--{model.get('hub', '-').replace('/', '--')}/snapshots/*/config.json"
+            )
+        )
+        assert there or (model.get("stage") and cached), model
+    assert not [path for path in tmp_path.rglob("*") if path.is_symlink() and not path.exists()]
 
 
 def test_faults_are_set_in_a_root_and_healed(tmp_path):

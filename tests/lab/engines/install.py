@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.lab.hub.repositories import Repository, files_of
+
 HERE = Path(__file__).parent
 PACKAGE = HERE / "sglang"
 MODELS = HERE / "models"
@@ -112,12 +114,6 @@ def install(
     return folder
 
 
-def install_guest(root: Path) -> None:
-    """What every guest of the lab has: the installations that the example inventory names."""
-    for prefix, (release, fork) in EXAMPLE.items():
-        install(root, release, prefix=prefix, fork=fork)
-
-
 def _metadata(site: Path, name: str, version: str, needs: Sequence[str]) -> None:
     folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
     folder.mkdir()
@@ -185,6 +181,41 @@ def safetensors(tensors: Mapping[str, bytes]) -> bytes:
 
 def _bytes(seed: str, count: int) -> bytes:
     return hashlib.shake_256(seed.encode()).digest(count)
+
+
+def write_cache(root: Path, cache: str, repo: str, name: str, **known: Any) -> Path:
+    """Writes the model `name` into a Hugging Face cache below `root` as `repo`; returns the snapshot's folder.
+
+    As the client lays it out: blobs by their hash, a snapshot of relative links, refs/main, trees/<commit>.json.
+    """
+    store = root / cache.lstrip("/") / f"models--{repo.replace('/', '--')}"
+    blobs = store / "blobs"
+    plain = write_model(store, "incoming", name, **known)
+    repository = Repository(repo)
+    commit = repository.commit(files_of(plain))
+    snapshot = store / "snapshots" / commit
+    for folder in (blobs, snapshot, store / "refs", store / "trees"):
+        folder.mkdir(parents=True, exist_ok=True)
+    tree = {}
+    for path, file in repository.commits[commit].items():
+        os.replace(plain / path, blobs / file.etag)
+        (snapshot / path).symlink_to(f"../../blobs/{file.etag}")
+        tree[path] = {"size": file.size, "blob_id": file.blob}
+        if file.large:
+            tree[path].update(lfs_sha256=file.sha256, lfs_size=file.size)
+    plain.rmdir()
+    (store / "refs" / "main").write_text(commit)
+    (store / "trees" / f"{commit}.json").write_text(json.dumps({"format_version": 1, "files": tree}))
+    return snapshot
+
+
+def install_guest(root: Path) -> None:
+    """What a guest of the lab has: the engines and models that the example inventory names, small."""
+    for prefix, (release, fork) in EXAMPLE.items():
+        install(root, release, prefix=prefix, fork=fork, startup_scale=0.05)
+    for name in ("Qwen3.6-27B-DFlash", "Kimi-K2.6", "Kimi-K2.6-EAGLE3"):
+        write_model(root, f"/root/models/{name}", name)
+    write_cache(root, "/root/.cache/huggingface/hub", "Qwen/Qwen3.6-27B", "Qwen3.6-27B", shards=4, size=8 << 20)
 
 
 def set_faults(root: Path, faults: Sequence[Mapping[str, Any]]) -> Path:

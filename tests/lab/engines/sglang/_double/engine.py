@@ -119,10 +119,10 @@ def _become(parent, title):
 def _run_rank(settings, faults, index, channel, parent):
     from sglang._double import scheduler, startup
 
-    def meet():
-        """Waits until every rank is here, as the first collective does."""
-        channel.sendall(b'{"here": 1}\n')
-        channel.recv(16)
+    def meet(value):
+        """The least of all ranks' values, once every rank is here: a collective."""
+        channel.sendall(json.dumps({"here": value}).encode() + b"\n")
+        return json.loads(channel.recv(64))
 
     rank = startup.Rank(settings, faults, index, meet)
     try:
@@ -165,7 +165,7 @@ def _wait_until_ready(schedulers):
     """The facts of rank 0 once every rank is up. A rank that vanishes ends the start."""
     waiting = {child.channel: child for child in schedulers}
     buffers = dict.fromkeys(waiting, b"")
-    facts, here = None, 0
+    facts, here = None, []
     while waiting:
         ready, _, _ = select.select(list(waiting), [], [], 1.0)
         for channel in ready:
@@ -176,10 +176,11 @@ def _wait_until_ready(schedulers):
             for line in lines:
                 message = json.loads(line)
                 if "here" in message:
-                    here += 1
-                    if here == len(schedulers):
+                    here.append(message["here"])
+                    if len(here) == len(schedulers):
                         for child in schedulers:
-                            child.channel.sendall(b"go")
+                            child.channel.sendall(json.dumps(min(here)).encode())
+                        here.clear()
                     continue
                 if waiting.pop(channel) is schedulers[0]:
                     facts = message["ready"]

@@ -97,7 +97,8 @@ class Device:
     def __init__(self, index, profile):
         self.index, self.gpu = index, profile.gpu
         self.cuda = library() if profile.cuda == "auto" else None
-        self.elsewhere = float(profile.gpu.get("held_gib", 0))
+        held = profile.gpu.get("held_gib", 0)
+        self.elsewhere = float(held.get(str(index), 0) if isinstance(held, dict) else held)
         self.taken = 0.0
         self._blocks = []
 

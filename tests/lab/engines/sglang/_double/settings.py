@@ -5,6 +5,7 @@ memory_hook.py, configs/model_config.py) and the recorded refusals of 0.5.16.
 """
 
 import os
+import random
 
 from sglang._double import log, memory, models
 from sglang._double.release import REGIME, RELEASE, table
@@ -53,6 +54,11 @@ class Settings:
         self._gpu()
         self._hybrid_before()
         self._speculation()
+        self["device"] = self["device"] or "cuda"
+        self["sampling_backend"] = self["sampling_backend"] or "flashinfer"
+        self["grammar_backend"] = self["grammar_backend"] or "xgrammar"
+        if self["random_seed"] is None:
+            self["random_seed"] = random.randint(0, 1 << 30)
         if not self["max_prefill_tokens"]:
             self["max_prefill_tokens"] = 16384
         self._check()

@@ -32,9 +32,7 @@ class Rank:
         settings, profile = self.settings, self.profile
         _sleep(profile.delay("scheduler_imports"))
         self._device()
-        before = self.device.free
         self._distributed()
-        self.pre = self.device.free if settings.regime == "A" else before
         self._weights(settings.model, settings["model_path"], draft=False)
         if settings.regime == "A":
             self._pools()
@@ -107,16 +105,26 @@ class Rank:
             raise Died("RuntimeError", (gpu.complaint(error.args[1]) or gpu.NO_ACCELERATOR)[21:], "device") from None
 
     def _distributed(self):
-        began = time.monotonic()
+        began, before = time.monotonic(), self.device.free
         if self.settings.tp > 1:
             if self.index == 0:
                 log.line("sglang is using nccl==2.28.9")
             _sleep(self.profile.delay("nccl"))
         self._hang("nccl")
-        self.meet()
         self._killed("nccl")
         taken = self.profile.gpu.get("nccl_gib", 0.09) * (1 if self.settings.tp == 1 else 6)
         self.device.take(taken)
+        # 0.5.11 looks after NCCL's start, the later ones before; all take the GPU that has least.
+        self.pre = self.meet(self.device.free if self.settings.regime == "A" else before)
+        local = self.device.free
+        if self.pre < local * 0.9:
+            raise Died(
+                "RuntimeError",
+                "The memory capacity is unbalanced. Some GPUs may be occupied by other processes. "
+                "pre_model_load_memory=%r, local_gpu_memory=%r, local_gpu_memory * 0.9=%r"
+                % (self.pre, local, local * 0.9),
+                "device",
+            )
         log.line(
             "Init torch distributed ends. elapsed=%.2f s, mem usage=%.2f GB" % (time.monotonic() - began + 0.17, taken)
         )
@@ -223,7 +231,7 @@ class Rank:
         if settings.regime != "A" and settings.model.hybrid:
             # Measured: gone between the end of loading and the sizing of the pools.
             self._take(BETWEEN_GIB if settings.draft is None else BETWEEN_DRAFT_GIB, "pools")
-        ask = settings.division(self.pre, self.device.free)
+        ask = settings.division(self.pre, self.meet(self.device.free))
         fault = self.faults.find("oom", at="kv", default="request")
         try:
             division = memory.divide(ask)
