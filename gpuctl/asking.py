@@ -1,0 +1,105 @@
+"""Boxes as they are now: every machine of them probed side by side, one round trip each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuctl.box import Box, Snapshot, Wanted
+from gpuctl.hosts import Inventory, Machine, through_node, transports
+from gpuctl.snapshots import NotASnapshot, read
+from gpuctl.transport import Transport, TransportError, Unreachable, agent, each
+
+PROBE_S = 60.0  # a probe takes two seconds; more than this is a machine that hangs
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A box and its snapshots; or, where its guest did not answer, why. `missing`: machine -> why it was not asked."""
+
+    name: str
+    box: Box | None
+    snapshots: tuple[Snapshot, ...] = ()
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+def ask(inventory: Inventory, names: Sequence[str], *, unit: str | None = None, user: str | None = None) -> list[Asked]:
+    """The boxes of these names (`all`, groups; none: the guests). A machine that hangs or refuses delays no other.
+
+    `unit`, `user`: the service whose environment and rights are looked at beside root's.
+    """
+    machines = inventory.chosen(names)
+    ways = transports(inventory)
+    jobs: dict[str, tuple[Transport, dict[str, Any]]] = {}
+    service = {key: value for key, value in (("unit", unit), ("user", user)) if value}
+    for machine in machines:
+        jobs[machine.name] = (ways[machine.name], _job(machine, service))
+        if machine.kind == "guest" and machine.node and machine.node in inventory.machines:
+            _, node_job = jobs.setdefault(
+                machine.node, (ways[machine.node], {"name": machine.node, "role": "node", "vmids": []})
+            )
+            if machine.vmid is not None:
+                node_job.setdefault("vmids", []).append(machine.vmid)
+    answers = each([way for way, _ in jobs.values()], lambda way: _probe(way, jobs[way.name][1]), timeout=PROBE_S)
+    # a guest whose sshd does not answer is asked through its node
+    lost = [m for m in machines if isinstance(answers[m.name], Unreachable) and _has_node(m, inventory)]
+    if lost:
+        again = [through_node(machine, ways) for machine in lost]
+        answers |= {
+            name: answer
+            for name, answer in each(again, lambda way: _probe(way, jobs[way.name][1]), timeout=PROBE_S).items()
+            if not isinstance(answer, TransportError)
+        }
+    try:
+        return [_asked(machine, answers) for machine in machines]
+    finally:
+        for way in ways.values():
+            way.close()
+
+
+def _has_node(machine: Machine, inventory: Inventory) -> bool:
+    return machine.connection != "pct" and machine.node in inventory.machines and machine.vmid is not None
+
+
+def _job(machine: Machine, service: dict[str, str]) -> dict[str, Any]:
+    job: dict[str, Any] = {"name": machine.name, "role": machine.kind}
+    if service:
+        job["service"] = service
+    return job
+
+
+def _probe(way: Transport, job: dict[str, Any]) -> Snapshot | TransportError:
+    command, stdin = agent("probe", job)
+    done = way.run(command, stdin=stdin, timeout=PROBE_S)
+    if done.rc == 127:
+        return TransportError(f"{way.name}: no python3 there; install it (apt install python3-minimal)")
+    try:
+        (snapshot,) = read(done.text, way.name)
+    except (NotASnapshot, ValueError):
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines() or done.text.strip().splitlines()
+        return TransportError(
+            f"{way.name}: the probe did not answer: {said[-1][:200] if said else f'status {done.rc}'}"
+        )
+    return snapshot
+
+
+def _asked(machine: Machine, answers: dict[str, Any]) -> Asked:
+    guest = answers[machine.name]
+    node = answers.get(machine.node or "") if machine.kind == "guest" else None
+    missing = {
+        name: str(answer)
+        for name, answer in ((machine.name, guest), (machine.node or "", node))
+        if isinstance(answer, TransportError)
+    }
+    wanted = Wanted(name=machine.name, vmid=machine.vmid, node=machine.node or "")
+    seen = node if isinstance(node, Snapshot) else None
+    if isinstance(guest, TransportError):
+        if seen is None:
+            return Asked(machine.name, None, (), missing)
+        absent = Snapshot.absent(str(guest))
+        return Asked(machine.name, Box(absent, seen, wanted), (seen,), missing)
+    if machine.kind == "node":
+        return Asked(machine.name, Box(guest, guest, wanted), (guest,), missing)
+    snapshots = (guest, seen) if seen is not None else (guest,)
+    return Asked(machine.name, Box(guest, seen, wanted), snapshots, missing)
