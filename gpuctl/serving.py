@@ -118,13 +118,13 @@ def bring_up(
     argv, env = engine.argv(launch), {**engine.environment(launch), **_texts(launch.server.env)}
     path = run.log_path(launch.name)
     log = Log(launch.server, launch.name, path, tell)
+    up = Up(launch, engine, unit, Identity(), None, 0.0, log=log, log_file=str(path.relative_to(run.folder)))
     try:
-        state = supervisor.start(Start(unit, argv, env, owner, launch.server.secrets))
-    except SupervisionError as error:
-        raise StartFailed(Failure("start_failed", f"{launch.name} could not be started: {error}")) from None
-    watch = supervisor.watch(unit, [launch.base_url + path for path in engine.HEALTH], log.take)
-    up = Up(launch, engine, unit, Identity(), None, 0.0, state, watch, log, str(path.relative_to(run.folder)))
-    try:
+        try:
+            up.state = supervisor.start(Start(unit, argv, env, owner, launch.server.secrets))
+        except SupervisionError as error:
+            raise StartFailed(Failure("start_failed", f"{launch.name} could not be started: {error}")) from None
+        up.watch = supervisor.watch(unit, [launch.base_url + path for path in engine.HEALTH], log.take)
         _wait_ready(up, log, began)
         up.ready_s = time.monotonic() - began
         _identify(up, supervisor, headers)
@@ -134,7 +134,8 @@ def bring_up(
             raise StartFailed(Failure("wrong_identity", f"port {port} is answered by another process: {other}"))
         _answer(up, supervisor, known_answer or {}, headers)
     except BaseException as error:
-        take_down(up, supervisor)
+        # also when it was interrupted in the middle of starting, and nobody knows yet whether there is something
+        _stop(up, supervisor)
         if isinstance(error, StartFailed):
             raise StartFailed(log.explain(error.failure)) from None
         raise
@@ -143,8 +144,10 @@ def bring_up(
 
 def take_down(up: Up, supervisor: Supervisor) -> UnitState | None:
     """Stops the server and everything it started. Leaves somebody else's alone."""
-    if up.state is None:
-        return None
+    return None if up.state is None else _stop(up, supervisor)
+
+
+def _stop(up: Up, supervisor: Supervisor) -> UnitState | None:
     try:
         return supervisor.stop(up.unit)
     finally:

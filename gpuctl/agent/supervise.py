@@ -17,6 +17,7 @@ so that it is found again after everything else is forgotten. Standard library o
 import codecs
 import ctypes
 import errno
+import fcntl
 import json
 import os
 import re
@@ -119,6 +120,10 @@ def start(job):
     path = folder(job)
     os.makedirs(path, exist_ok=True)
     os.chmod(path, 0o700)
+    # Held until the server is known to be there, by the keeper too: who stops in the middle of a start waits for it,
+    # and does not find nothing a moment before there is something.
+    starting = open(os.path.join(path, "starting"), "w")
+    fcntl.flock(starting, fcntl.LOCK_EX)
     known = state(path)
     if known and known["running"]:
         return say(error="runs already", state=known)
@@ -136,7 +141,7 @@ def start(job):
         if os.fork() == 0:
             os.close(reader)
             try:
-                keep(job, path, writer)
+                keep(job, path, writer, starting)
             finally:
                 os._exit(0)
         os._exit(0)
@@ -147,7 +152,7 @@ def start(job):
     say(**(json.loads(answer) if answer else {"error": "the keeper died"}))
 
 
-def keep(job, path, writer):
+def keep(job, path, writer, starting):
     """The keeper: parent of the server until it ends."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -190,6 +195,7 @@ def keep(job, path, writer):
     write(os.path.join(path, "state.json"), json.dumps(known))
     os.write(writer, json.dumps({"started": known}).encode())
     os.close(writer)
+    starting.close()
     status = None
     while status is None:  # reap everything that comes to us, until the server itself ends
         try:
@@ -222,6 +228,9 @@ def defaults():
 
 def stop(job):
     path = folder(job)
+    if os.path.isdir(path):
+        with open(os.path.join(path, "starting"), "w") as starting:
+            fcntl.flock(starting, fcntl.LOCK_EX)
     pids = members(path)
     known = state(path)
     if known and known["running"] and known["pid"] not in pids:
