@@ -68,6 +68,14 @@ def container(edit: Edit, *, restarts: str | None) -> Remedy | None:
     )
 
 
+def mere_restart(remedy: Remedy) -> bool:
+    """Does it change nothing and only restart the guest?"""
+    values = remedy.vars
+    if remedy.playbook != "container" or values.get("live_rules"):
+        return False
+    return hashlib.sha256(str(values.get("conf_text")).encode()).hexdigest() == values.get("conf_sha256")
+
+
 def device_nodes(box: Box, *, remove: Sequence[str] = (), permanent: bool = True) -> Remedy:
     """Makes the device nodes on the machine that has the driver, now and at each boot before guests start."""
     gpus = box.get_kernel(nvidia.DRIVER_GPUS) or ()
@@ -194,8 +202,10 @@ def live_suffices(box: Box) -> bool:
     return True
 
 
-def what_restarts(box: Box) -> str:
-    """What has to restart once the rules are right: only the service where a live rule does, else the guest."""
+def what_restarts(box: Box, outlook: access.Outlook) -> str | None:
+    """What has to restart once the rules are right: nothing while it works, only the service where a live rule does."""
+    if not outlook.now:
+        return None
     return "service" if access.refused(box) and live_suffices(box) else "guest"
 
 
@@ -219,7 +229,8 @@ def advice(box: Box, edit: Edit, *, restarts: str | None) -> str:
                 lines.append(f"  (before Proxmox VE 8.2 there is no devN; there: {rule})")
     lines += [f"  {note}" for note in edit.notes]
     if restarts == "guest":
-        lines.append(f"then, on {node}: pct reboot {vmid}")
+        stopped = not box.guest.present or box.guest is box.node
+        lines.append(f"then, on {node}: pct {'start' if stopped else 'reboot'} {vmid}")
     return "\n".join(lines)
 
 

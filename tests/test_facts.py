@@ -83,6 +83,12 @@ def test_a_bare_a_empties_the_list_and_turns_the_default():
     assert not nothing.allows("c", 511, 0)
 
 
+def test_an_empty_list_allows_everything_even_after_deny_a():
+    assert lxc.rules_of(lxc.parse("lxc.cgroup2.devices.allow: c 195:* rwm\nlxc.cgroup2.devices.deny: a\n")).allows(
+        "c", 511, 0
+    )
+
+
 def test_privileged_guests_may_make_every_node_and_open_few():
     rules = lxc.rules_of(lxc.parse("arch: amd64\n"))
     assert rules.allows("c", 511, 0, "m")
@@ -196,7 +202,7 @@ def compiled(rules, default):
 def test_the_configurations_rules_and_the_kernels_program_agree(rules, default, kind, major, minor, access):
     distinct = [r for i, r in enumerate(rules) if all((r.kind, r.major, r.minor, r.access) != (o.kind, o.major, o.minor, o.access) for o in rules[:i])]  # fmt: skip
     written = lxc.Rules(tuple((rule, None) for rule in distinct), default)
-    program = bpf.Programs((bpf.decode(compiled(distinct, default)),))
+    program = bpf.Programs((bpf.decode(compiled(distinct, default)),) if distinct else ())
     assert written.allows(kind, major, minor, access) == program.allows(kind, major, minor, access)
 
 

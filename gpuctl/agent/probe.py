@@ -953,7 +953,7 @@ class Probe:
                 device[key] = os.path.basename(target) if isinstance(target, str) else None
             try:
                 with open(place + "/config", "rb") as file:
-                    device["config"] = file.read(4096).hex()
+                    device["config"] = file.read(4096).rstrip(b"\0").hex()  # zeros at its end are left out
             except OSError as exception:
                 device["config"] = failed(exception)
             found[address] = device

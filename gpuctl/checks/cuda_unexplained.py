@@ -21,7 +21,7 @@ def check(box: Box) -> Iterator[Finding]:
     views = box.guest[cuda.VIEWS]
     hangs = any(view.hang or view.died for view in views.values())
     code = access.code(box)
-    if access.works(box) is not False or (not code and not hangs):
+    if access.works(box) is not False or (not code and not hangs) or access.waits_for_nodes(box):
         return
     if hangs and not code:
         left = [(what, how) for what, how, _ in _HANG]

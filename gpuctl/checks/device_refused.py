@@ -26,7 +26,7 @@ def check(box: Box) -> Iterator[Finding]:
         refusals = [r for r in refusals if rules.allows("c", r.number.major, r.number.minor)]
         if not refusals:
             return
-    names = ", ".join(str(refusal.number) for refusal in refusals)
+    names = access.named([refusal.number for refusal in refusals])
     evidence = access.seen(box, refusals)
     tried = all(refusal.tried for refusal in refusals)
     yield Finding(

@@ -29,7 +29,7 @@ def check(box: Box) -> Iterator[Finding]:
         evidence += [guest.where(device.line) for device in closed]
         against = tuple(f"opening {path} succeeds" for path, word in words.items() if word == "OK")
         yield Finding(
-            f"{guest.label}: deny-write=1 on {', '.join(words)}, which CUDA opens for writing",
+            f"{guest.label}: deny-write=1 on {access.listed(words)}, which CUDA opens for writing",
             LAYER, Severity.CRITICAL, Certainty.PROVED if refused else Certainty.LIKELY, tuple(evidence), against,
             "" if refused else "open() of the node for reading and writing inside the guest: EPERM proves it",
             remedies.container(edit, restarts="guest"), remedies.advice(box, edit, restarts="guest"),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from gpuctl import remedies
 from gpuctl.box import Box
-from gpuctl.facts import access, nodes, proxmox
+from gpuctl.facts import access, devices, nodes, proxmox
 from gpuctl.finding import Certainty, Finding, Layer, Severity
 
 LAYER = Layer.CONTAINER
@@ -31,6 +31,14 @@ def check(box: Box) -> Iterator[Finding]:
         evidence = [*access.symptom(box), *lines, *(f"{guest.where(device.line)}" for device in absent)]
         if table is not None:
             evidence += [f"{device.path} is not there on {box.node.name}" for device in absent]
+        made = [device for device in absent if devices.driver_of(device.path) is not None]
+        remedy, advice = (
+            remedies.device_nodes(box),
+            remedies.nodes_advice(box) + f"\nthen: pct start {guest.vmid or 'VMID'}",
+        )
+        if not made:  # no driver has such a node: the entry is wrong
+            edit = remedies.Edit(guest, guest.conf.without([device.line.number for device in absent]))
+            remedy, advice = remedies.container(edit, restarts="guest"), remedies.advice(box, edit, restarts="guest")
         running = bool(access.works(box)) or access.in_force(box) is not None
         yield Finding(
             f"{guest.label} {'cannot start' if not running else 'will not start again'}: "
@@ -39,8 +47,8 @@ def check(box: Box) -> Iterator[Finding]:
             Severity.WARNING if running else Severity.CRITICAL,
             Certainty.PROVED if lines or table is not None else Certainty.LIKELY,
             tuple(evidence),
-            remedy=remedies.device_nodes(box),
-            advice=remedies.nodes_advice(box) + f"\nthen: pct start {guest.vmid or 'VMID'}",
+            remedy=remedy,
+            advice=advice,
         )
     if said and not proxmox.confs_of_interest(box):
         yield Finding(

@@ -26,6 +26,19 @@ def check(box: Box) -> Iterator[Finding]:
     vmid = box.wanted.vmid
     evidence = [f"{box.node.name} has no control group of container {vmid}", *proxmox.start_messages(box)[:8]]
     edit = remedies.Edit(guest, guest.conf) if guest is not None else None
+    lock = guest.conf.get("lock") if guest is not None else None
+    if lock is not None and guest is not None:
+        evidence.insert(1, f"{guest.path or 'pct config'}: lock: {lock}")
+        yield Finding(
+            f"container {vmid} does not run, and is locked ({lock})",
+            LAYER,
+            Severity.CRITICAL,
+            Certainty.PROVED,
+            tuple(evidence),
+            advice=f"on {box.node.name}, once no {lock} is running (pvesh get /cluster/tasks):\n"
+            f"  pct unlock {vmid}\n  pct start {vmid}",
+        )
+        return
     yield Finding(
         f"container {vmid} does not run",
         LAYER,

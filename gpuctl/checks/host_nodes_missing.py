@@ -43,7 +43,7 @@ def check(box: Box) -> Iterator[Finding]:
     elif harmless:
         evidence.append("the guest has nodes of its own; its next start will find none to pass")
     yield Finding(
-        f"nobody has made {', '.join(missing)} on {host.name}",
+        f"nobody has made {access.listed(missing)} on {host.name}",
         LAYER,
         Severity.WARNING if harmless else Severity.CRITICAL,
         Certainty.PROVED,

@@ -40,7 +40,7 @@ def check(box: Box) -> Iterator[Finding]:
     suffices = remedies.live_suffices(box)
     edit = remedies.Edit(guest, guest.conf, remedies.live_rules(box))
     restarts = "service" if suffices else "guest"
-    names = ", ".join(str(refusal.number) for refusal in late)
+    names = access.named([refusal.number for refusal in late])
     text = remedies.advice(box, edit, restarts=restarts)
     if suffices:
         text += f"\nor, on {box.node.name}: pct reboot {guest.vmid}"

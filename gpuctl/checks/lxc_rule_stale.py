@@ -12,7 +12,7 @@ from gpuctl import remedies
 from gpuctl.box import Box
 from gpuctl.facts import access, proxmox
 from gpuctl.facts.nodes import UVM
-from gpuctl.finding import Certainty, Finding, Layer, Severity
+from gpuctl.finding import Finding, Layer
 
 LAYER = Layer.CONTAINER
 
@@ -23,50 +23,34 @@ def check(box: Box) -> Iterator[Finding]:
         return
     for guest in proxmox.confs_of_interest(box):
         stale = access.stale_rules(box, guest)
-        if guest.conf.unprivileged or not stale or access.next_start(box, guest).allows("c", major, 0):
+        allowed, decider = access.next_start(box, guest).decide("c", major, 0)
+        if guest.conf.unprivileged or not stale or allowed or decider is not None:
             continue
-        yield finding(box, guest, major, stale)
-
-
-def finding(box: Box, guest: proxmox.GuestConf, major: int, stale: list[access.Stale]) -> Finding:
-    word = access.opened(box, UVM)
-    refusals = [r for r in access.refused(box) if r.number.path == UVM and r.number.major == major]
-    rules = access.in_force(box)
-    allowed_now = word == "OK" or (rules is not None and rules.allows("c", major, 0))
-    evidence = access.seen(box, refusals)
-    if not refusals:
-        evidence.append(f"/proc/devices says {major} nvidia-uvm")
-    for each in stale:
-        owner = f"now {each.owner}'s" if each.owner else "nobody's in this boot"
-        evidence.append(f"{guest.where(each.line)}  <- {each.major} is {owner}")
-    edit = remedies.for_good(box, guest, stale)
-    against = []
-    if allowed_now:
-        severity, certainty = Severity.WARNING, Certainty.PROVED
-        summary = f"{guest.label} may open {UVM} until its next start: its rules allow {numbers(stale)}, not {major}"
-        evidence.append("the running container may open it: a rule was added since its start")
-        restarts = None
-    else:
-        severity = Severity.CRITICAL
-        certainty = Certainty.PROVED if refusals else Certainty.LIKELY
-        summary = f"{guest.label} may not open {UVM}: its rules allow {numbers(stale)}, its number is now {major}"
-        restarts = remedies.what_restarts(box)
-        if access.works(box):
-            against.append("CUDA starts nevertheless")
-        if word is not None and word != "EPERM":
-            against.append(f"opening {UVM} gives {word}, not EPERM")
-    return Finding(
-        summary,
-        LAYER,
-        severity,
-        certainty,
-        tuple(evidence),
-        tuple(against),
-        separates="" if certainty is Certainty.PROVED else f'open("{UVM}") inside the guest as root: EPERM proves it',
-        remedy=remedies.container(edit, restarts=restarts),
-        advice=remedies.advice(box, edit, restarts=restarts),
-    )
-
-
-def numbers(stale: list[access.Stale]) -> str:
-    return ", ".join(str(number) for number in dict.fromkeys(each.major for each in stale))
+        outlook = access.outlook(box, [access.Number(UVM, major, 0)])
+        evidence = [*outlook.evidence]
+        if not any("/proc/devices says" in line for line in evidence):
+            evidence.append(f"/proc/devices says {major} nvidia-uvm")
+        for each in stale:
+            owner = f"now {each.owner}'s" if each.owner else "nobody's in this boot"
+            evidence.append(f"{guest.where(each.line)}  <- {each.major} is {owner}")
+        against = []
+        if outlook.now and access.opened(box, UVM) not in (None, "EPERM"):
+            against.append(f"opening {UVM} gives {access.opened(box, UVM)}, not EPERM")
+        numbers = ", ".join(str(number) for number in dict.fromkeys(each.major for each in stale))
+        if outlook.now:
+            summary = f"{guest.label} may not open {UVM}: its rules allow {numbers}, its number is now {major}"
+        else:
+            summary = f"{guest.label} may open {UVM} until its next start: its rules allow {numbers}, not {major}"
+        edit = remedies.for_good(box, guest, stale)
+        restarts = remedies.what_restarts(box, outlook)
+        yield Finding(
+            summary,
+            LAYER,
+            outlook.severity,
+            outlook.certainty,
+            tuple(evidence),
+            tuple(against),
+            access.to_prove(outlook, UVM),
+            remedies.container(edit, restarts=restarts),
+            remedies.advice(box, edit, restarts=restarts),
+        )

@@ -9,37 +9,38 @@ from collections.abc import Iterator
 from gpuctl import remedies
 from gpuctl.box import Box
 from gpuctl.facts import access, proxmox
-from gpuctl.finding import Certainty, Finding, Layer, Severity
+from gpuctl.finding import Finding, Layer
 
 LAYER = Layer.CONTAINER
+OLD = ("lxc.cgroup.devices.allow", "lxc.cgroup.devices.deny")
 
 
 def check(box: Box) -> Iterator[Finding]:
     for guest in proxmox.confs_of_interest(box):
-        if guest.conf.unprivileged:
+        if guest.conf.unprivileged or v1(box):
             continue
         missing = access.missing_in_conf(box, guest)
-        lines = [line for number in missing for line in access.old_key_rules(guest, number)]
-        if not lines or v1(box):
+        if not any(access.old_key_rules(guest, number) for number in missing):
             continue
-        refusals = access.refused(box)
-        evidence = access.seen(box, refusals)
-        evidence += [guest.where(line) for line in dict.fromkeys(lines)]
-        conf = guest.conf
-        for line in guest.conf.lxc("lxc.cgroup.devices.allow", "lxc.cgroup.devices.deny"):
-            conf = conf.replaced(line.number, line.text.replace("lxc.cgroup.", "lxc.cgroup2.", 1))
-        edit = remedies.for_good(box, guest)
+        outlook = access.outlook(box, missing)
+        edit = remedies.for_good(box, guest, access.stale_rules(box, guest))
         if remedies.devn_possible(box) is False:
+            conf = guest.conf
+            for line in conf.lxc(*OLD):
+                conf = conf.replaced(line.number, line.text.replace("lxc.cgroup.", "lxc.cgroup2.", 1))
             edit = remedies.Edit(guest, conf, remedies.live_rules(box))
-        restarts = remedies.what_restarts(box)
-        proved = bool(refusals)
+        restarts = remedies.what_restarts(box, outlook)
         yield Finding(
             f"{guest.label}: device rules under lxc.cgroup. are ignored; the key is lxc.cgroup2.",
-            LAYER, Severity.CRITICAL, Certainty.PROVED if proved else Certainty.LIKELY, tuple(evidence),
-            separates="" if proved else "open() of the nodes inside the guest as root: EPERM proves it",
-            remedy=remedies.container(edit, restarts=restarts),
-                advice=remedies.advice(box, edit, restarts=restarts),
-        )  # fmt: skip
+            LAYER,
+            outlook.severity,
+            outlook.certainty,
+            (*outlook.evidence, *(guest.where(line) for line in guest.conf.lxc(*OLD))),
+            (),
+            access.to_prove(outlook, missing[0].path),
+            remedies.container(edit, restarts=restarts),
+            remedies.advice(box, edit, restarts=restarts),
+        )
 
 
 def v1(box: Box) -> bool:

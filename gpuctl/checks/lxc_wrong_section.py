@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from gpuctl import remedies
 from gpuctl.box import Box
 from gpuctl.facts import access, proxmox
-from gpuctl.finding import Certainty, Finding, Layer, Severity
+from gpuctl.finding import Finding, Layer
 
 LAYER = Layer.CONTAINER
 
@@ -18,22 +18,26 @@ def check(box: Box) -> Iterator[Finding]:
     for guest in proxmox.confs_of_interest(box):
         if guest.conf.unprivileged:
             continue
-        missing = [n for n in access.missing_in_conf(box, guest) if not access.old_key_rules(guest, n)]
-        misplaced = {line for number in missing for line in access.elsewhere(guest, number)}
+        missing = access.missing_in_conf(box, guest)
+        if any(access.old_key_rules(guest, number) for number in missing):
+            continue
+        there = {number: access.elsewhere(guest, number) for number in missing}
+        misplaced = {line for lines in there.values() for line in lines}
         if not misplaced:
             continue
-        names = ", ".join(str(number) for number in missing if access.elsewhere(guest, number))
-        refusals = access.refused(box)
-        evidence = access.seen(box, refusals)
-        ordered = sorted(misplaced, key=lambda line: line.number)
-        evidence += [f"{guest.where(line)}  <- in section [{line.section}]" for line in ordered]
+        numbers = [number for number, lines in there.items() if lines]
+        outlook = access.outlook(box, numbers)
         edit = remedies.for_good(box, guest, access.stale_rules(box, guest))
-        restarts = remedies.what_restarts(box)
-        proved = bool(refusals)
+        restarts = remedies.what_restarts(box, outlook)
+        ordered = sorted(misplaced, key=lambda line: line.number)
         yield Finding(
-            f"{guest.label}: the rule for {names} is not in the live part of its configuration",
-            LAYER, Severity.CRITICAL, Certainty.PROVED if proved else Certainty.LIKELY, tuple(evidence),
-            separates="" if proved else "open() of the nodes inside the guest as root: EPERM proves it",
-            remedy=remedies.container(edit, restarts=restarts),
-                advice=remedies.advice(box, edit, restarts=restarts),
-        )  # fmt: skip
+            f"{guest.label}: the rule for {access.named(numbers)} is not in the live part of its configuration",
+            LAYER,
+            outlook.severity,
+            outlook.certainty,
+            (*outlook.evidence, *(f"{guest.where(line)}  <- in section [{line.section}]" for line in ordered)),
+            (),
+            access.to_prove(outlook, numbers[0].path),
+            remedies.container(edit, restarts=restarts),
+            remedies.advice(box, edit, restarts=restarts),
+        )

@@ -44,7 +44,7 @@ def check(box: Box) -> Iterator[Finding]:
         else:
             text = remedies.nodes_advice(box, remove=paths)
         yield Finding(
-            f"{', '.join(paths)}: an ordinary file, not a device",
+            f"{access.listed(paths)}: an ordinary file, not a device",
             Layer.CONTAINER if container else Layer.DEVICES, Severity.CRITICAL, Certainty.PROVED, tuple(evidence),
             remedy=None if container else remedies.device_nodes(box, remove=paths), advice=text,
         )  # fmt: skip
@@ -54,7 +54,7 @@ def check(box: Box) -> Iterator[Finding]:
         evidence += [f"{guest.where(line)}  <- makes a file where nothing is to bind" for line in lines]
     edit = remedies.for_good(box, guest, access.stale_rules(box, guest))
     yield Finding(
-        f"{guest.label}: {', '.join(paths)} is an ordinary file, for the node had none when the container started",
+        f"{guest.label}: {access.listed(paths)} is an ordinary file, for the node had none when the container started",
         LAYER, Severity.CRITICAL, Certainty.PROVED, tuple(evidence),
         remedy=remedies.container(edit, restarts="guest"), advice=remedies.advice(box, edit, restarts="guest"),
     )  # fmt: skip

@@ -46,7 +46,7 @@ def finding(box: Box, missing: list[str]) -> Finding:
     guest = access.conf(box) if box.guest is not box.node else None
     if guest is None:
         return Finding(
-            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing in the container",
+            f"{access.listed(missing)} {'is' if len(missing) == 1 else 'are'} missing in the container",
             LAYER,
             severity,
             Certainty.PROVED,
@@ -67,7 +67,7 @@ def finding(box: Box, missing: list[str]) -> Finding:
             evidence.append(f"{guest.path or 'pct config'} does not pass {path}")
     edit = remedies.for_good(box, guest, access.stale_rules(box, guest))
     return Finding(
-        f"{guest.label} lacks {', '.join(missing)}",
+        f"{guest.label} lacks {access.listed(missing)}",
         LAYER,
         severity,
         Certainty.PROVED,

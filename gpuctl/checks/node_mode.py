@@ -43,7 +43,7 @@ def check(box: Box) -> Iterator[Finding]:
     groups = box.guest.mapping("service").get("groups")
     if groups:
         evidence.append(f"{user} is in the groups {', '.join(str(group) for group in groups)}")
-    names = ", ".join(node.path for node in closed)
+    names = access.listed(node.path for node in closed)
     modes = ", ".join(sorted({stat.filemode(node.mode or 0)[1:] for node in closed}))
     summary = f"{user} may not open {names} (mode {modes}, owner {closed[0].uid}:{closed[0].gid})"
     certainty = Certainty.PROVED if tried else Certainty.LIKELY

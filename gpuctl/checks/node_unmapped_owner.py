@@ -31,7 +31,7 @@ def check(box: Box) -> Iterator[Finding]:
         evidence.append(f"/proc/self/uid_map: {' '.join(box.guest.file('/proc/self/uid_map').split())}")
     except Unknown:
         pass
-    names = ", ".join(node.path for node in found)
+    names = access.listed(node.path for node in found)
     guest = access.conf(box) if box.guest is not box.node else None
     edit = remedies.for_good(box, guest) if guest is not None else None
     yield Finding(

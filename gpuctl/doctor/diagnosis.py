@@ -9,6 +9,7 @@ from gpuctl import plugins
 from gpuctl.box import Box, Unknown
 from gpuctl.facts import access, cuda, nvidia
 from gpuctl.finding import Certainty, Finding, Layer, Severity
+from gpuctl.remedies import mere_restart
 
 _ORDER = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
 _SURE = {Certainty.PROVED: 0, Certainty.LIKELY: 1, Certainty.POSSIBLE: 2}
@@ -52,7 +53,9 @@ def examine(box: Box, checks: Sequence[str] | None = None) -> tuple[list[Finding
     for name in checks if checks is not None else ids():
         module = plugins.get("checks", name)
         try:
-            found += [replace(finding, id=name, layer=finding.layer or module.LAYER) for finding in module.check(box)]
+            for finding in module.check(box):
+                evidence = tuple(access.together(list(dict.fromkeys(finding.evidence))))
+                found.append(replace(finding, id=name, evidence=evidence))
         except Unknown as unknown:
             unknowns[name] = str(unknown)
         except Exception as error:  # noqa: BLE001 - one check that breaks must not hide what the others see
@@ -93,12 +96,11 @@ def diagnose(box: Box) -> Diagnosis:
     )
 
 
-def _rank(finding: Finding) -> tuple[int, int, int]:
-    return (
-        _ORDER[finding.severity],
-        finding.layer if finding.severity is Severity.CRITICAL else 0,
-        _SURE[finding.certainty],
-    )
+def _rank(finding: Finding) -> tuple[int, int, bool, int]:
+    """What stops CUDA first, the lowest layer first; "it does not run" after what keeps it from running."""
+    bare = finding.remedy is not None and mere_restart(finding.remedy)
+    layer = int(finding.layer) if finding.severity is Severity.CRITICAL else 0
+    return _ORDER[finding.severity], layer, bare, _SURE[finding.certainty]
 
 
 def name_of(box: Box) -> str:

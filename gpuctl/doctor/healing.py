@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from dataclasses import dataclass, replace
 from gpuctl.box import Box
 from gpuctl.doctor.diagnosis import Diagnosis, diagnose
 from gpuctl.finding import Finding, Remedy, Severity
+from gpuctl.remedies import mere_restart
 
 MAX_ROUNDS = 12
 
@@ -104,13 +104,6 @@ def choose(diagnosis: Diagnosis, tried: set[str], *, warnings: bool = True) -> t
 def _order(finding: Finding) -> tuple[int, bool]:
     """Lowest layer first; a mere restart after what changes something, for it may fail for the same reason."""
     return finding.layer, finding.remedy is not None and mere_restart(finding.remedy)
-
-
-def mere_restart(remedy: Remedy) -> bool:
-    values = remedy.vars
-    if remedy.playbook != "container" or values.get("live_rules"):
-        return False
-    return hashlib.sha256(str(values.get("conf_text")).encode()).hexdigest() == values.get("conf_sha256")
 
 
 def ways(finding: Finding) -> list[Remedy]:

@@ -77,7 +77,8 @@ def _title(diagnosis: Diagnosis, pen: _Pen) -> str:
     elif critical:
         state, shade = "CUDA starts, and something is wrong", _RED
     elif diagnosis.verdict == "findings":
-        state = ("CUDA starts" if diagnosis.works else "CUDA was not tried") + "; not all is well"
+        tried = {True: "CUDA starts; ", False: "CUDA does not start yet; ", None: ""}[diagnosis.works]
+        state = tried + "not all is well"
         shade = _YELLOW
     elif diagnosis.verdict == "well":
         state, shade = "well", _GREEN

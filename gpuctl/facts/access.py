@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gpuctl.box import Box, Unknown
 from gpuctl.facts import cuda, devices, lxc, nodes, nvidia, place, proxmox
 from gpuctl.facts.nodes import CTL, UVM, Node
+from gpuctl.finding import Certainty, Severity
 
 MEANING = {
     "EPERM": "the device cgroup refuses it",
@@ -166,7 +167,7 @@ def refused(box: Box) -> list[Refusal]:
             evidence.append(f"the running container's rules allow {rules.majors_text()} ({rules.source})")
         if word == "EPERM":
             found.append(Refusal(actual, True, tuple(evidence)))
-        elif word is None and denied and in_container(box):
+        elif word in (None, "ENOENT") and denied and in_container(box):
             found.append(Refusal(actual, False, tuple(evidence)))
     return found
 
@@ -174,6 +175,67 @@ def refused(box: Box) -> list[Refusal]:
 def seen(box: Box, refusals: list[Refusal]) -> list[str]:
     """What CUDA says, and how each refusal was seen, as evidence lines."""
     return [*symptom(box), *dict.fromkeys(line for refusal in refusals for line in refusal.evidence)]
+
+
+def together(lines: list[str]) -> list[str]:
+    """Lines that differ only in the number of the GPU become one: /dev/nvidia0-7, 195:0-7."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    for line in lines:
+        number = re.search(r"/dev/nvidia(\d+)", line)
+        shape = line
+        if number:
+            shape = re.sub(rf"(/dev/nvidia|\b{devices.NVIDIA_MAJOR}:){number.group(1)}\b", r"\1#", line)
+        found.setdefault(shape, []).append((int(number.group(1)) if number else -1, line))
+    merged = []
+    for shape, each in found.items():
+        numbers = sorted(number for number, _ in each)
+        if len(each) > 2 and numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+            merged.append(shape.replace("#", f"{numbers[0]}-{numbers[-1]}"))
+        else:
+            merged += [line for _, line in each]
+    return merged
+
+
+def listed(paths: Iterable[str]) -> str:
+    """`/dev/nvidiactl, /dev/nvidia0-7`"""
+    return ", ".join(together(sorted(paths)))
+
+
+def named(numbers: list[Number]) -> str:
+    """`/dev/nvidia-uvm (511:0), /dev/nvidia0-7 (195:0-7)`"""
+    return ", ".join(together([str(number) for number in numbers]))
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """How bad it is that the next start will refuse some devices: now, or only then; seen, or inferred."""
+
+    severity: Severity
+    certainty: Certainty
+    evidence: tuple[str, ...]
+    now: bool  # the running guest may not open them
+
+
+def outlook(box: Box, numbers: list[Number]) -> Outlook:
+    paths = {number.path for number in numbers}
+    hit = [refusal for refusal in refused(box) if refusal.number.path in paths]
+    if hit:
+        return Outlook(Severity.CRITICAL, Certainty.PROVED, tuple(seen(box, hit)), True)
+    rules = in_force(box)
+    if numbers and all(
+        opened(box, n.path) == "OK" or (rules is not None and rules.allows("c", n.major, n.minor)) for n in numbers
+    ):
+        how = f"its rules in force allow {rules.majors_text()}" if rules is not None else "opening it succeeds"
+        lines = (*symptom(box), f"the running container may open it until its next start: {how}")
+        return Outlook(Severity.WARNING, Certainty.PROVED, lines, False)
+    if works(box):
+        return Outlook(Severity.WARNING, Certainty.LIKELY, tuple(symptom(box)), False)
+    return Outlook(Severity.CRITICAL, Certainty.LIKELY, tuple(symptom(box)), True)
+
+
+def to_prove(outlook_: Outlook, path: str) -> str:
+    """The observation that would settle it; empty where it is settled."""
+    return "" if outlook_.certainty is Certainty.PROVED else f'open("{path}") inside the guest as root: EPERM proves it'
 
 
 def symptom(box: Box) -> list[str]:
@@ -313,7 +375,7 @@ def _allowing(lines: list[lxc.Line], number: Number) -> list[lxc.Line]:
 
 
 def missing_in_conf(box: Box, guest: proxmox.GuestConf) -> list[Number]:
-    """What CUDA needs and the guest's next start will refuse."""
+    """What CUDA needs and the guest's next start will refuse because no rule allows it."""
     rules = next_start(box, guest)
     passed = {device.path for device in guest.conf.devices().values()}
     numbers = [n for n in needed(box) if n.path not in passed]
@@ -322,7 +384,8 @@ def missing_in_conf(box: Box, guest: proxmox.GuestConf) -> list[Number]:
         for n in sorted(passed_gpus(guest))
         if all(each.path != f"/dev/nvidia{n}" for each in numbers) and f"/dev/nvidia{n}" not in passed
     ]
-    return [n for n in numbers if not rules.allows("c", n.major, n.minor)]
+    decided = [(n, *rules.decide("c", n.major, n.minor)) for n in numbers]
+    return [n for n, allowed, line in decided if not allowed and (line is None or line.key not in lxc.DENY_KEYS)]
 
 
 def nodes_made_on_demand(box: Box) -> str:
@@ -338,6 +401,15 @@ def nodes_made_on_demand(box: Box) -> str:
     if not user or user == "root":
         return "root's libcuda"
     return ""
+
+
+def waits_for_nodes(box: Box) -> bool:
+    """Was CUDA asked without the right to make nodes that are missing, and would a program get them made?"""
+    if not guarded(box) or not nodes_made_on_demand(box):
+        return False
+    table = guest_nodes(box)
+    missing = [path for path in (CTL, UVM) if table is not None and table.find(path) is not None]
+    return any(table is not None and table[path].kind == "missing" for path in missing)
 
 
 def guarded(box: Box) -> bool:

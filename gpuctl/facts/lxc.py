@@ -253,6 +253,7 @@ class Rules:
 
         A bare `a` empties the list and sets the default. In a list that denies by default only allow rules count,
         in one that allows by default only deny rules do; the newest is asked first, an equal rule replaces the older.
+        An empty list allows everything, whatever its default.
         """
         default, source = self.default, None
         kept: list[tuple[Rule, Line | None]] = []
@@ -265,6 +266,8 @@ class Rules:
                 kept[same[0]] = (rule, line)
             else:
                 kept.append((rule, line))
+        if not kept:  # LXC attaches no program for an empty list, not even after `deny a`
+            return True, source
         for rule, line in reversed(kept):
             if rule.allow != default and rule.matches(kind, major, minor, access):
                 return rule.allow, line
