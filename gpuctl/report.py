@@ -18,14 +18,20 @@ from typing import Any
 from gpuctl import plugins
 from gpuctl.document.outline import report
 from gpuctl.records import MEASURED, NotARecord, Record, State, from_json
+from gpuctl.results import imported
 from gpuctl.results.comparison import NOISE_PERCENT, Comparison, compare, compare_phases, compare_servers
-from gpuctl.results.run import LeftOut, Run, derived
+from gpuctl.results.imported import Imported
+from gpuctl.results.run import LeftOut, Run, derived, with_foreign
 
 LARGEST_CELL_BYTES = 64 << 20  # a record is kilobytes; what is larger is something else
 
 
 class NotARun(ValueError):
     """There is no campaign where one was expected; the message is one line, for the person."""
+
+
+class NotAResult(ValueError):
+    """A file to be imported is none that a known tool writes; the message is one line."""
 
 
 class NoSuchFormat(ValueError):
@@ -51,6 +57,21 @@ def _face(format: str) -> ModuleType:
     return plugins.get("reports", format)
 
 
+def files(run: Run, format: str, name: str, comparisons: Sequence[Comparison] = ()) -> dict[str, bytes]:
+    """The report as files to be written: `name` itself, and what it refers to, by path beside it. As `render`."""
+    face = _face(format)
+    with _collector_paused():
+        made = report(run, comparisons)
+        several: dict[str, bytes] = face.files(made, name) if hasattr(face, "files") else {name: face.render(made)}
+    return several
+
+
+def format_of(name: str) -> str | None:
+    """The format that a file name stands for by its suffix; None when it stands for none."""
+    suffix = name.rpartition(".")[2].lower()
+    return next((format for format in formats() if suffix == plugins.get("reports", format).SUFFIX), None)
+
+
 @contextmanager
 def _collector_paused() -> Iterator[None]:
     """No garbage collection meanwhile: among thousands of live records it costs a third of the time."""
@@ -63,8 +84,10 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def compare_with(run: Run, other: str, *, noise_percent: float = NOISE_PERCENT) -> list[Comparison]:
-    """The run against OTHER: another run folder, another phase of it, or one of its servers. Raises NotARun.
+def compare_with(
+    run: Run, other: str, *, runs: str | Path = "runs", noise_percent: float = NOISE_PERCENT
+) -> list[Comparison]:
+    """The run against another run (a folder, or a name under `runs`), another phase, or a server. Raises NotARun.
 
     A phase is compared with every other phase of the run (same method, same point); a server, named alone or as
     PHASE/SERVER, with the others of its phase.
@@ -81,13 +104,54 @@ def compare_with(run: Run, other: str, *, noise_percent: float = NOISE_PERCENT) 
     ]
     if among:
         return [compare_servers(run, s.phase, s.name, noise_percent=noise_percent) for s in among]
-    if not Path(other).exists():
+    folder = next((path for path in (Path(other), Path(runs) / other) if path.exists()), None)
+    if folder is None:
         servers = [server.name for phase in run.phases for server in run.servers[phase]]
         raise NotARun(
             f"nothing to compare with: {other!r} is no run folder, and {run.name} has no phase or server of that name "
             f"(it has {', '.join([*run.phases, *servers][:12]) or 'none'})"
         )
-    return [compare(run, load_run(other), noise_percent=noise_percent)]
+    return [compare(run, load_run(folder), noise_percent=noise_percent)]
+
+
+def with_imported(run: Run | None, files: Sequence[str | Path]) -> Run:
+    """The run with the result files of other tools; without a run, those alone. Raises NotAResult.
+
+    Result files of one tool belong together: the same load measured twice is a cell with two repetitions.
+    """
+    found: dict[str, list[Imported]] = {}
+    for file in files:
+        for tool, runs in _imported(Path(file)):
+            found.setdefault(tool, []).extend(runs)
+    records = [record for tool, runs in found.items() for record in imported.records(tool, runs)]
+    return with_foreign(run if run is not None else Run(", ".join(found) or "nothing"), records)
+
+
+def _imported(file: Path) -> Iterator[tuple[str, list[Imported]]]:
+    """Each JSON document of a file (there may be several, one after the other) by the tool that wrote it."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise NotAResult(f"{file} is not UTF-8") from error
+    except OSError as error:
+        raise NotAResult(f"{file} cannot be read: {error.strerror or error}") from error
+    readers = [plugins.get("foreign", name) for name in plugins.names("foreign")]
+    decoder = json.JSONDecoder()
+    position = len(text) - len(text.lstrip())
+    while position < len(text):
+        line = text.count("\n", 0, position) + 1
+        try:
+            document, position = decoder.raw_decode(text, position)
+        except (ValueError, RecursionError) as error:
+            raise NotAResult(f"{file}, line {line}: {_why(error)}") from error
+        reader = next((reader for reader in readers if reader.recognise(document)), None)
+        if reader is None:
+            tools = ", ".join(reader.TOOL for reader in readers)
+            raise NotAResult(f"{file}, line {line}: no result of {tools}")
+        yield reader.TOOL, reader.runs(document)
+        position = len(text) - len(text[position:].lstrip())
+    if not text.strip():
+        raise NotAResult(f"{file} is empty")
 
 
 # --- reading -------------------------------------------------------------------------------------

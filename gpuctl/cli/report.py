@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,57 +14,83 @@ from gpuctl.cli._options import options, runs_option
 
 if TYPE_CHECKING:
     from gpuctl.results.comparison import Comparison
+    from gpuctl.results.run import Run
 
 
 @click.command("report", short_help="results, speed-ups, intervals, failures with causes")
 @click.argument("run", required=False)
 @options(runs_option)
-@click.option("--format", "form", metavar="FORMAT", default="terminal", show_default=True,
-              help="csv, html, json, latex, markdown, pdf, terminal.")  # fmt: skip
+@click.option("--format", "form", metavar="FORMAT", help="terminal (default), markdown, html, csv, json, latex, pdf.")
 @click.option("--baseline", metavar="SERVER", help="Speed-ups are against this server.")
-@click.option("--compare", "others", metavar="OTHER", multiple=True, help="Another run folder, a phase, or a server.")
-@click.option("--fail-on", metavar="PERCENT", type=click.FloatRange(min=0), help="Exit 1 when it got worse by more.")
+@click.option("--compare", "others", metavar="OTHER", multiple=True, help="Differences to another run, phase, server.")
+@click.option("--noise", metavar="PERCENT", type=click.FloatRange(min=0), help="Smaller changes are noise (2).")
+@click.option("--fail-on", metavar="PERCENT", type=click.FloatRange(min=0), help="Exit 1 when worse by more; see docs.")
+@click.option("--import", "imports", metavar="FILE", multiple=True, help="Results of another load generator, too.")
 @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write there, not to stdout.")
 def command(
     run: str | None,
     runs: Path,
-    form: str,
+    form: str | None,
     baseline: str | None,
     others: tuple[str, ...],
+    noise: float | None,
     fail_on: float | None,
+    imports: tuple[str, ...],
     output: Path | None,
 ) -> int:
-    """The report of RUN: a run folder, or its name under runs/. Without one, the run that was written to last."""
+    """The report of RUN: a run folder, or its name under runs/. Without one, the run that was written to last.
+
+    OTHER is a run (a folder, or a name under runs/), another phase of RUN, or one of its servers. FILE is what
+    sglang.bench_serving, vllm bench serve, guidellm or aiperf wrote; with --import alone no RUN is needed.
+    """
     from gpuctl import report
-    from gpuctl.store import write
+    from gpuctl.results.comparison import NOISE_PERCENT
 
     if fail_on is not None and not others:
         raise click.UsageError("--fail-on needs --compare OTHER: worse than what?")
-    loaded = report.load_run(_folder(run, runs), baseline=baseline)
-    compared = [comparison for other in others for comparison in report.compare_with(loaded, other)]
-    rendered = report.render(loaded, form, compared)
-    if output is not None:
-        write(output, rendered)
-    elif form == "pdf" and sys.stdout.isatty():
-        raise click.UsageError("a PDF is not for a terminal: -o FILE")
-    else:
-        sys.stdout.buffer.write(rendered)
+    alone = bool(imports) and run is None
+    loaded = None if alone else report.load_run(_folder(run, runs), baseline=baseline)
+    if imports or loaded is None:
+        loaded = report.with_imported(loaded, imports)
+    band = NOISE_PERCENT if noise is None else noise
+    comparisons = [c for other in others for c in report.compare_with(loaded, other, runs=runs, noise_percent=band)]
+    _write(loaded, form, output, comparisons)
+    return WELL if fail_on is None else _gate(comparisons, fail_on)
+
+
+def _write(run: Run, form: str | None, output: Path | None, comparisons: list[Comparison]) -> None:
+    from gpuctl import report
+    from gpuctl.store import write
+
+    if output is None:
+        if form == "pdf" and sys.stdout.isatty():
+            raise click.UsageError("a PDF is not for a terminal: -o FILE")
+        sys.stdout.buffer.write(report.render(run, form or "terminal", comparisons))
         sys.stdout.buffer.flush()
-    return WELL if fail_on is None else _gate(compared, fail_on)
+        return
+    form = form or report.format_of(output.name) or "terminal"
+    for name, data in report.files(run, form, output.name, comparisons).items():
+        write(output.parent / name, data)
 
 
-def _gate(compared: Sequence[Comparison], limit: float) -> int:
-    """Exit code of --fail-on, and why, on stderr."""
+def _gate(comparisons: list[Comparison], limit: float) -> int:
+    """0 when nothing is worse by more than the limit, 1 when something is, 3 when it cannot be told."""
     from gpuctl.results.comparison import Outcome, gate
 
-    codes = {Outcome.PASSED: WELL, Outcome.REGRESSED: FINDINGS}
-    code = WELL
-    for comparison in compared:
-        judged = gate(comparison, limit)
-        for line in judged.reasons:
-            say(line)
-        code = max(code, codes.get(judged.outcome, UNKNOWN))
-    return code
+    gates = [gate(comparison, limit) for comparison in comparisons]
+    for outcome, status in ((Outcome.REGRESSED, FINDINGS), (Outcome.UNDECIDED, UNKNOWN)):
+        reasons = [reason for found in gates if found.outcome is outcome for reason in found.reasons]
+        if reasons:
+            word = (
+                "worse by more than"
+                if status == FINDINGS
+                else "it cannot be told whether anything is worse by more than"
+            )
+            say(f"gpuctl: {word} {limit:g} %:")
+            for reason in reasons:
+                say(f"  {reason}")
+            return status
+    return WELL
 
 
 def _folder(run: str | None, runs: Path) -> Path:

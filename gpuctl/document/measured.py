@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from gpuctl.document import figures
 from gpuctl.document.blocks import Axis, Block, Cell, Column, Fold, Section, Series, Table
@@ -91,6 +92,7 @@ _SWEEPS = {
     "concurrency": (Axis("Concurrent requests", doubling=True), ("output_tok_s", "decode_tok_s", "ttft_ms")),
     "context": (Axis("Prompt", "tokens"), ("ttft_ms", "prefill_tok_s", "decode_tok_s")),
 }
+_MORE = ("ttft_p99_ms", "tpot_ms", "itl_ms", "acceptance_length")
 _DRAWN = {"concurrency": ("output_tok_s", "decode_tok_s"), "context": ("ttft_ms", "decode_tok_s")}
 
 
@@ -113,6 +115,21 @@ def _sweep(run: Run, phase: str, records: Sequence[Record], workload: str) -> It
             faster = speedups(f"{id}-speedup", f"Speed-up of {caption.lower()}", run, phase, points, of, name)
             if faster is not None:
                 yield faster
+    more = [name for name in _MORE if name in units and workload == "concurrency"]
+    if more:
+        tables = tuple(
+            matrix(
+                identifier(phase, workload, name),
+                f"{metric(name).title} {over}",
+                servers,
+                points,
+                of,
+                name,
+                units[name],
+            )
+            for name in more
+        )
+        yield Fold("More about concurrency", tables)
     if workload == "concurrency":
         id = identifier(phase, "trade")
         table = identifier(phase, workload, "output_tok_s")
@@ -139,9 +156,37 @@ def _memory(run: Run, phase: str) -> Iterator[Block]:
 
 def across_phases(run: Run) -> Iterator[Block]:
     """The same method in several phases, and decode speed over the budget of tree verification."""
+    yield from _beside_others(run)
     yield from _tensor_parallel(run)
     for phase in run.phases:
         yield from _budgets(run, phase)
+
+
+def _beside_others(run: Run) -> Iterator[Block]:
+    """What other tools measured, in one table with ours; what they call the same is close, not equal."""
+    if not run.foreign or run.foreign.issuperset(run.phases):
+        return
+    found: dict[tuple[str, str], Record] = {}
+    rows: dict[str, None] = {}
+    loads: dict[str, float] = {}
+    for phase in run.phases:
+        for record in run.cells(phase, "concurrency"):
+            row, load = f"{phase}: {record.cell.server}", label(record)
+            rows[row] = None
+            found[row, load] = record
+            size = record.parameters.get("concurrency")
+            loads[load] = float(size) if isinstance(size, int | float) else float("inf")
+    points = [(load, load) for load in sorted(loads, key=lambda load: loads[load])]
+    for name in ("output_tok_s", "ttft_ms", "tpot_ms"):
+        have = [row for row in rows if any(name in found[key].metrics for key in found if key[0] == row)]
+        if len(have) > 1:
+            unit = next(r.metrics[name].unit for r in found.values() if name in r.metrics)
+            caption = f"{metric(name).title} over concurrent requests, ours and other tools'"
+            table = matrix(identifier("others", name), caption, have, points, _lookup(found), name, unit)
+            # Nothing is the best of numbers that were not measured alike.
+            plain_rows = tuple(tuple(replace(cell, strong=False) for cell in row) for row in table.rows)
+            notes = ("In " + unit + ". Each tool as it counts; without a fingerprint, not compared.",)
+            yield replace(table, rows=plain_rows, notes=notes)
 
 
 def _tensor_parallel(run: Run) -> Iterator[Block]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuctl.document import differences, measured
@@ -184,6 +184,7 @@ def _setup(run: Run) -> Iterator[Block]:
     if servers:
         yield _servers(run, servers)
     yield from _differing(own)
+    yield from _generator(own)
     yield from _boots(own)
 
 
@@ -238,6 +239,27 @@ def _differing(records: Sequence[Record]) -> Iterator[Block]:
             "Its cells were measured under different conditions.",
             warning=True,
         )
+
+
+def _generator(records: Sequence[Record]) -> Iterator[Block]:
+    """How far the load generator itself can be trusted: its worst lag, and the least share of the load it kept up."""
+    lags = [
+        (value, record)
+        for record in records
+        if isinstance(lag := record.generator.get("lag_ms"), Mapping)
+        and isinstance(value := lag.get("p99"), int | float)
+    ]
+    kept = [value for record in records if isinstance(value := record.generator.get("load_kept"), int | float)]
+    said = []
+    if lags:
+        worst, record = max(lags, key=lambda pair: pair[0])
+        said.append(
+            f"stamped answers at most {worst:.2f} ms late (99th percentile of its worst cell, {plain(record.cell)})"
+        )
+    if kept:
+        said.append(f"kept up at least {min(kept) * 100:.0f} % of the load it was asked for")
+    if said:
+        yield Paragraph(f"The load generator {' and '.join(said)}.")
 
 
 def _boots(records: Sequence[Record]) -> Iterator[Block]:

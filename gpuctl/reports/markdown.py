@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from urllib.parse import quote
 
+from gpuctl import plots
 from gpuctl.document.blocks import Block, Cell, Column, Figure, Fold, Listing, Paragraph, Section, Table
 from gpuctl.document.outline import Report
+from gpuctl.document.wording import reading
 
 SUFFIX = "md"
-
-# Everything that could begin markup, a link, an entity or a cell. Escaped by a backslash, as CommonMark has it.
-_SPECIAL = re.compile(r"([\\`*_{}\[\]()<>#+!|~$&@:^=-])")
-
-
-def escape(text: str) -> str:
-    """The text so that it reads as itself: no markup, no HTML, no automatic link or mention."""
-    return _SPECIAL.sub(
-        lambda m: "&lt;" if m[1] == "<" else "&gt;" if m[1] == ">" else "&amp;" if m[1] == "&" else "\\" + m[1], text
-    )
 
 
 def code(text: str) -> str:
     """The text as a code span; its own backticks survive by a longer fence."""
     if not text.strip():
-        return escape(text)
+        return text
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * (longest + 1)
     pad = " " if text[0] in "` " or text[-1] in "` " else ""
@@ -32,17 +25,34 @@ def code(text: str) -> str:
 
 
 def render(report: Report) -> bytes:
-    return ("\n".join(_lines(report)).rstrip() + "\n").encode()
+    """The document alone, without figures."""
+    return _text(report, "")
 
 
-def _lines(report: Report) -> Iterator[str]:
+def files(report: Report, name: str) -> dict[str, bytes]:
+    """The document under that name, with its figures as SVG in a folder beside it, where they can be drawn."""
+    figures = [block for block in report.document.walk() if isinstance(block, Figure)]
+    try:
+        plots.check()
+    except plots.CannotDraw:
+        figures = []
+    folder = f"{name.rpartition('.')[0] or name}-figures"
+    drawn = {f"{folder}/{figure.id}.svg": plots.standalone(plots.svg(figure)) for figure in figures}
+    return {name: _text(report, folder if drawn else ""), **drawn}
+
+
+def _text(report: Report, folder: str) -> bytes:
+    return ("\n".join(_lines(report, folder)).rstrip() + "\n").encode()
+
+
+def _lines(report: Report, folder: str) -> Iterator[str]:
     document = report.document
     yield f"# {_words(document.title)}"
     yield ""
     for sentence in document.summary:
         yield f"- {_words(sentence)}"
     for section in document.sections:
-        yield from _block(section, 2)
+        yield from _block(section, 2, folder)
 
 
 def _words(text: str) -> str:
@@ -52,12 +62,12 @@ def _words(text: str) -> str:
     )
 
 
-def _block(block: Block, level: int) -> Iterator[str]:
+def _block(block: Block, level: int, folder: str) -> Iterator[str]:
     yield ""
     if isinstance(block, Section):
         yield f"{'#' * level} {_words(block.title)}"
         for inner in block.blocks:
-            yield from _block(inner, level + 1)
+            yield from _block(inner, level + 1, folder)
     elif isinstance(block, Paragraph):
         yield f"> **Note.** {_words(block.text)}" if block.warning else _words(block.text)
     elif isinstance(block, Table):
@@ -67,11 +77,14 @@ def _block(block: Block, level: int) -> Iterator[str]:
     elif isinstance(block, Fold):
         yield f"<details><summary>{_words(block.title)}</summary>"
         for inner in block.blocks:
-            yield from _block(inner, level + 1)
+            yield from _block(inner, level + 1, folder)
         yield ""
         yield "</details>"
-    elif isinstance(block, Figure):
-        pass
+    elif isinstance(block, Figure) and folder:
+        where = quote(f"{folder.rpartition('/')[2]}/{block.id}.svg")
+        yield f"![{_words(reading(block))}]({where})"
+        yield ""
+        yield f"<sub>{_words(reading(block))}</sub>"
 
 
 def _table(table: Table) -> Iterator[str]:

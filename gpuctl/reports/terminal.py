@@ -126,7 +126,7 @@ def _lines(report: Report) -> Iterator[str]:
 
 
 def _phase(run: Run, phase: str) -> Iterator[str]:
-    yield banner(phase, run.title(phase))
+    yield banner(phase, f"{phase}, measured by that tool" if phase in run.foreign else run.title(phase))
     for server in run.servers[phase]:
         cells = [
             (workload, record)

@@ -33,10 +33,13 @@ _METRICS = {
         Metric("decode_tok_s", "Decode speed per request", +1, "tok/s"),
         Metric("output_tok_s", "Output throughput", +1, "tok/s"),
         Metric("total_tok_s", "Total throughput", +1, "tok/s"),
-        Metric("request_s", "Requests per second", +1, "1/s"),
+        Metric("steady_output_tok_s", "Output throughput, steady", +1, "tok/s"),
+        Metric("request_tok_s", "Tokens per second of a request, waiting included", +1, "tok/s"),
+        Metric("requests_s", "Requests per second", +1, "1/s"),
         Metric("ttft_ms", "Time to first token", -1, "ms"),
         Metric("time_per_token_ms", "Time per token", -1, "ms"),
         Metric("tpot_ms", "TPOT (customary)", -1, "ms"),
+        Metric("ttft_p99_ms", "Time to first token, 99th percentile", -1, "ms"),
         Metric("itl_ms", "Inter-token latency", -1, "ms"),
         Metric("e2e_ms", "End-to-end latency", -1, "ms"),
         Metric("prefill_tok_s", "Prefill speed", +1, "tok/s"),
@@ -361,10 +364,10 @@ def joined(runs: Sequence[Run], name: str) -> Run:
     )
 
 
-def with_foreign(run: Run, foreign: Sequence[Record], phase: str) -> Run:
-    """The run with numbers that another tool measured, as a phase of their own."""
-    moved = tuple(replace(record, cell=record.cell._replace(phase=phase)) for record in foreign)
-    return replace(run, records=run.records + moved, foreign=run.foreign | {phase})
+def with_foreign(run: Run, foreign: Sequence[Record]) -> Run:
+    """The run with numbers that other tools measured; each tool's phase is marked as foreign."""
+    phases = frozenset(record.cell.phase for record in foreign)
+    return replace(run, records=run.records + tuple(foreign), foreign=run.foreign | phases)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
