@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import os
-import shutil
 import subprocess
 from pathlib import Path
 from types import ModuleType
@@ -156,9 +154,3 @@ def mask(root: Path, name: str) -> None:
     file = root / "etc/systemd/system" / name
     file.unlink(missing_ok=True)
     file.symlink_to("/dev/null")
-
-
-def copy(source: Path, target: Path, mode: int = 0o755) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, target)
-    os.chmod(target, mode)
