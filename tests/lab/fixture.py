@@ -4,9 +4,9 @@
     def test_something(lab):
         lab.check("ct200", ["systemctl", "start", "gpuctl-x"])
 
-`lab` is one for the whole session: leave it as you found it. `lab_to_break` is new for each module. With
-GPUCTL_LAB=NAME in the environment both are the lab of that name, which is brought up if it is not, and left up: for
-work on one test.
+`lab` is one for the whole session: leave it as you found it. `lab_to_break` is the same one, to be left in any state:
+after the module it is taken down and brought up anew. With GPUCTL_LAB=NAME in the environment both are the lab of
+that name, which is brought up if it is not, and left up as it is: for work on one test.
 """
 
 from __future__ import annotations
@@ -22,31 +22,37 @@ from tests.lab.layout import NoLab
 _reason: list[str] = []  # why this session has no lab
 
 
-def obtain(suffix: str = "") -> Iterator[Lab]:
-    """A lab that is up, and goes when the caller is done. Skips without one; in CI that is a failure."""
-    named = os.environ.get("GPUCTL_LAB")
-    lab = Lab(named or f"test-{os.getpid()}{suffix}")
+def named() -> str | None:
+    return os.environ.get("GPUCTL_LAB")
+
+
+def up(lab: Lab) -> None:
+    """Skips without a lab; in CI that is a failure."""
     try:
-        if not (named and lab.alive()):
-            lab.up(stay=bool(named))
+        if not (named() and lab.alive()):
+            lab.up(stay=bool(named()))
     except NoLab as error:
         _reason[:] = [str(error)]
         if os.environ.get("CI"):
             pytest.fail(f"the lab could not be had, and in CI that is a failure: {error}", pytrace=False)
         pytest.skip(f"no lab: {error}")
-    yield lab
-    if not named:
-        lab.down()
 
 
 @pytest.fixture(scope="session")
 def lab() -> Iterator[Lab]:
-    yield from obtain()
+    lab = Lab(named() or f"test-{os.getpid()}")
+    up(lab)
+    yield lab
+    if not named():
+        lab.down()
 
 
 @pytest.fixture(scope="module")
-def lab_to_break() -> Iterator[Lab]:
-    yield from obtain("-broken")
+def lab_to_break(lab: Lab) -> Iterator[Lab]:
+    yield lab
+    if not named():
+        lab.down()
+        up(lab)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

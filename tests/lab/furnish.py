@@ -26,7 +26,8 @@ NEEDLESS = (
     *("console-getty.service", "container-getty@.service", "getty@.service", "getty-static.service"),
     *("lxc-net.service", "lxcfs.service", "lxc.service", "lxc-monitord.service"),
     *("dev-hugepages.mount", "sys-kernel-debug.mount", "sys-kernel-tracing.mount", "sys-fs-fuse-connections.mount"),
-    *("systemd-ask-password-console.path", "systemd-ask-password-wall.path"),  # two inotify instances each
+    # Of inotify instances root has few: these take two, the service three for each login over SSH.
+    *("systemd-ask-password-console.path", "systemd-ask-password-wall.path", "user@.service"),
 )
 
 _SSHD = """\

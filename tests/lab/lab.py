@@ -239,7 +239,7 @@ class Lab:
         (self.state / "spec.json").write_text(json.dumps(spec), encoding="utf-8")
         self._start_keeper()
         with _turn(say):
-            requirements.check_inotify()
+            requirements.wait_for_inotify(say)
             self._furnish_and_boot(say, keep)
         if stay:
             self._release()

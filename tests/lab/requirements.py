@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,6 +69,23 @@ def check_inotify(wanted: int = INOTIFY) -> None:
     finally:
         for descriptor in made:
             os.close(descriptor)
+
+
+def wait_for_inotify(say: Callable[[str], None], timeout: float = 60) -> None:
+    """Waits for other labs to go, if there is no room for one more. Raises NoLab."""
+    deadline = time.monotonic() + timeout
+    waiting = False
+    while True:
+        try:
+            check_inotify()
+            return
+        except NoLab:
+            if time.monotonic() > deadline:
+                raise
+        if not waiting:
+            say("waiting: other labs leave no inotify instances for this one")
+            waiting = True
+        time.sleep(1)
 
 
 def missing() -> list[str]:
