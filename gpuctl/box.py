@@ -89,6 +89,9 @@ class Snapshot:
                 self._parsed[id(fact)] = (True, fact.parse(self))
             except Unknown as unknown:
                 self._parsed[id(fact)] = (False, str(unknown))
+            except (TypeError, AttributeError, ValueError, LookupError) as error:  # a shape nobody documented
+                names = ", ".join(name for _, name in fact.ask)
+                self._parsed[id(fact)] = (False, f"{names}: not in the shape of docs/snapshot.md ({error})")
         known, value = self._parsed[id(fact)]
         if not known:
             raise Unknown(value)

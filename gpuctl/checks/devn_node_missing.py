@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from gpuctl import remedies
 from gpuctl.box import Box
 from gpuctl.facts import access, devices, nodes, proxmox
-from gpuctl.finding import Certainty, Finding, Layer, Severity
+from gpuctl.finding import Certainty, Finding, Layer, Remedy, Severity
 
 LAYER = Layer.CONTAINER
 
@@ -32,10 +32,8 @@ def check(box: Box) -> Iterator[Finding]:
         if table is not None:
             evidence += [f"{device.path} is not there on {box.node.name}" for device in absent]
         made = [device for device in absent if devices.driver_of(device.path) is not None]
-        remedy, advice = (
-            remedies.device_nodes(box),
-            remedies.nodes_advice(box) + f"\nthen: pct start {guest.vmid or 'VMID'}",
-        )
+        remedy: Remedy | None = remedies.device_nodes(box)
+        advice = remedies.nodes_advice(box) + f"\nthen: pct start {guest.vmid or 'VMID'}"
         if not made:  # no driver has such a node: the entry is wrong
             edit = remedies.Edit(guest, guest.conf.without([device.line.number for device in absent]))
             remedy, advice = remedies.container(edit, restarts="guest"), remedies.advice(box, edit, restarts="guest")
