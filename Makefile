@@ -34,8 +34,8 @@ demo: $(V)/ready-local ## a real engine, a tiny model, two configurations measur
 check: lint types contracts unit ## quick: lint, types, import contracts, unit and property tests
 
 lint: $(V)/ready
-	$(BIN)/ruff check gpuctl tests
-	$(BIN)/ruff format --check gpuctl tests
+	$(BIN)/ruff check gpuctl playbooks tests
+	$(BIN)/ruff format --check gpuctl playbooks tests
 
 types: $(V)/ready
 	$(BIN)/mypy

@@ -1,0 +1,316 @@
+#!/usr/bin/python3
+"""Ansible module: places whole files that were rendered elsewhere, all of them or none.
+
+By hand: `place.py JOB.json [--check]`. Standard library only, Python 3.9.
+"""
+
+import grp
+import hashlib
+import json
+import os
+import pwd
+import subprocess
+import sys
+import tempfile
+
+try:
+    from ansible.module_utils.basic import AnsibleModule
+except ImportError:  # run by hand or at boot
+    AnsibleModule = None
+
+DOCUMENTATION = r"""
+module: place
+short_description: Places whole files, all of them or none
+description:
+  - Each file is compared, guarded, backed up, written beside its place and renamed. When one cannot be written, those
+    written before are put back. What was there before is kept, and C(undo) puts it back.
+options:
+  files:
+    type: list
+    required: true
+    description: >-
+      Each has C(path) and C(text) (or C(absent) true), and may have C(mode) ("0644"), C(owner), C(group),
+      C(was) (SHA-256 of the text it was made from, or C(absent): otherwise nothing is placed),
+      C(ours) (a text that the file has to have if it is there already: otherwise it is somebody else's),
+      C(secret) (true: no differences are shown).
+  verify:
+    type: bool
+    description: systemd-analyze reads the units among the files first; what it says of them ends it.
+  needs:
+    type: dict
+    description: Paths that have to be there, each with what to say when it is not.
+  undo:
+    type: bool
+    description: Puts back what was there before these files were placed the first time.
+  state:
+    type: path
+    description: Where backups and the list of what was placed are kept.
+"""
+
+STATE = "/var/lib/gpuctl/placed"
+
+
+ARGUMENTS = {
+    "files": {"type": "list", "elements": "dict", "default": []},
+    "verify": {"type": "bool", "default": False},
+    "needs": {"type": "dict", "default": {}},
+    "undo": {"type": "bool", "default": False},
+    "state": {"type": "path"},
+}
+
+
+class Failed(Exception):
+    pass
+
+
+def sha256(data):
+    return "absent" if data is None else hashlib.sha256(data).hexdigest()
+
+
+def read(path):
+    """Bytes of a regular file; None where there is nothing."""
+    if os.path.islink(path):
+        raise Failed("%s is a symbolic link; it is left alone" % path)
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Failed("%s cannot be read: %s" % (path, error.strerror)) from None
+
+
+def owner_of(path):
+    try:
+        seen = os.stat(path)
+    except OSError:
+        return None
+    return seen.st_mode & 0o7777, seen.st_uid, seen.st_gid
+
+
+def wanted_owner(entry, before):
+    """(mode, uid, gid), None for what is left as it is."""
+    mode = int(str(entry["mode"]), 8) if entry.get("mode") is not None else (before[0] if before else 0o644)
+    try:
+        uid = pwd.getpwnam(entry["owner"]).pw_uid if entry.get("owner") else (before[1] if before else None)
+        gid = grp.getgrnam(entry["group"]).gr_gid if entry.get("group") else (before[2] if before else None)
+    except KeyError as error:
+        raise Failed("%s: %s" % (entry["path"], str(error.args[0]))) from None
+    return mode, uid, gid
+
+
+def put(path, data, owner):
+    """Writes beside and renames; data None removes."""
+    if data is None:
+        os.unlink(path)
+        return
+    folder = os.path.dirname(path)
+    os.makedirs(folder, mode=0o755, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=".gpuctl-", dir=folder)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        mode, uid, gid = owner
+        # /etc/pve is a file system that owns its files itself and lets nobody change that.
+        try:
+            os.chmod(temporary, mode)
+            if uid is not None or gid is not None:
+                os.chown(temporary, -1 if uid is None else uid, -1 if gid is None else gid)
+        except PermissionError:
+            if os.geteuid() != 0:
+                raise
+        os.rename(temporary, path)
+    except BaseException:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        raise
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)
+
+
+class Journal:
+    """What was placed, and what was there before."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.file = os.path.join(folder, "journal.json")
+        try:
+            with open(self.file, encoding="utf-8") as file:
+                self.entries = json.load(file)
+        except FileNotFoundError:
+            self.entries = {}
+        except (OSError, ValueError) as error:
+            raise Failed("%s cannot be read: %s" % (self.file, error)) from None
+
+    def placed(self, path, before, before_owner, after):
+        known = self.entries.get(path)
+        if known and known["placed"] == sha256(before):
+            known["placed"] = sha256(after)  # undo leads to what was there before us, not to our last version
+        else:
+            backup = None
+            if before is not None:
+                backup = os.path.join(self.folder, "%s.%s" % (path.strip("/").replace("/", "_"), sha256(before)[:16]))
+                put(backup, before, (0o600, None, None))
+            self.entries[path] = {"placed": sha256(after), "backup": backup, "owner": before_owner}
+
+    def before(self, path):
+        """(bytes or None, owner) from before us."""
+        entry = self.entries[path]
+        if entry["backup"] is None:
+            return None, None
+        data = read(entry["backup"])
+        if data is None:
+            raise Failed("%s: its backup %s is gone" % (path, entry["backup"]))
+        return data, entry["owner"]
+
+    def save(self):
+        os.makedirs(self.folder, mode=0o700, exist_ok=True)
+        put(self.file, (json.dumps(self.entries, indent=1, sort_keys=True) + "\n").encode(), (0o600, None, None))
+
+
+def planned(entry, journal, undo):
+    """(path, now, now_owner, then, then_owner) or None where nothing is to do."""
+    path = entry["path"]
+    if not os.path.isabs(path) or os.path.normpath(path) != path:
+        raise Failed("%s is no absolute path" % path)
+    now, now_owner = read(path), owner_of(path)
+    if undo:
+        if path not in journal.entries:
+            return None
+        then, then_owner = journal.before(path)
+        if then == now:
+            return None
+        if sha256(now) != journal.entries[path]["placed"]:
+            where = journal.entries[path]["backup"] or "nothing"
+            raise Failed("%s was changed by somebody since; it is left alone (before us: %s)" % (path, where))
+        return path, now, now_owner, then, tuple(then_owner) if then_owner else None
+    then = None if entry.get("absent") else entry["text"].encode()
+    then_owner = None if then is None else wanted_owner(entry, now_owner)
+    same_owner = now_owner is None or then_owner is None or not differs(now_owner, then_owner)
+    if then == now and same_owner:
+        return None
+    if then != now:
+        if entry.get("ours") and now is not None and entry["ours"].encode() not in now:
+            raise Failed("%s is there already and not ours; it is left alone" % path)
+        if entry.get("was") and sha256(now) != entry["was"]:
+            raise Failed("%s was changed by somebody meanwhile; nothing is placed" % path)
+    return path, now, now_owner, then, then_owner
+
+
+def differs(now, then):
+    return any(wish is not None and wish != seen for seen, wish in zip(now, then))
+
+
+def shown(data):
+    return "" if data is None else data.decode("utf-8", "replace")
+
+
+UNITS = (".service", ".mount", ".timer", ".target", ".path", ".socket")
+
+
+def verify(entries):
+    """What systemd-analyze says of these units, put side by side in a folder; it says nothing of good ones."""
+    units = [entry for entry in entries if entry["path"].endswith(UNITS) and not entry.get("absent")]
+    if not units:
+        return
+    with tempfile.TemporaryDirectory(prefix="gpuctl-verify-") as folder:
+        names = [os.path.basename(entry["path"]) for entry in units]
+        for entry, name in zip(units, names):
+            with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+                file.write(entry["text"])
+        command = ["systemd-analyze", "verify", "--man=no", *(os.path.join(folder, name) for name in names)]
+        try:
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+        except FileNotFoundError:
+            raise Failed("there is no systemd-analyze here") from None
+        except subprocess.TimeoutExpired:
+            raise Failed("systemd-analyze verify did not end within 60 s") from None
+        said = (done.stdout + done.stderr).decode("utf-8", "replace").splitlines()
+    # It also reads the units ours depend on, and complains of those of the distribution.
+    about_ours = [line.replace(folder + "/", "") for line in said if any(name in line for name in names)]
+    if about_ours:
+        raise Failed("systemd does not accept it: %s" % "; ".join(about_ours))
+
+
+def run(job):
+    for path, otherwise in (job.get("needs") or {}).items():
+        if not os.path.exists(path):
+            raise Failed(otherwise)
+    if job.get("verify") and not job.get("undo"):
+        verify(job["files"])
+    journal = Journal(job.get("state") or STATE)
+    undo, check = bool(job.get("undo")), bool(job.get("check"))
+    plans = [(entry, plan) for entry in job["files"] for plan in [planned(entry, journal, undo)] if plan]
+    diff = []
+    for entry, (path, now, now_owner, then, then_owner) in plans:
+        header = {"before_header": path, "after_header": path}
+        if now == then:
+            before, after = ("mode %o owner %s:%s\n" % owner for owner in (now_owner, then_owner))
+            diff.append({"before": before, "after": after, **header})
+        elif entry.get("secret"):
+            diff.append({"prepared": "%s changes; it is a secret\n" % path})
+        else:
+            diff.append({"before": shown(now), "after": shown(then), **header})
+    if plans and not check:
+        carry_out([plan for _, plan in plans], journal, undo)
+    return {
+        "changed": bool(plans),
+        "diff": diff,
+        "placed": [plan[0] for _, plan in plans],
+        "backups": {path: journal.entries[path]["backup"] for _, (path, *_) in plans if path in journal.entries},
+    }
+
+
+def carry_out(plans, journal, undo):
+    done = []
+    try:
+        for path, now, now_owner, then, then_owner in plans:
+            if read(path) != now:
+                raise Failed("%s was changed by somebody meanwhile" % path)
+            if not undo and now != then:
+                journal.placed(path, now, now_owner, then)
+                journal.save()  # before the file: a backup too many is no harm, one too few is
+            put(path, then, then_owner or (0o644, None, None))
+            done.append((path, now, now_owner))
+            if undo:
+                del journal.entries[path]
+        if undo:
+            journal.save()
+    except (OSError, Failed) as error:
+        for path, now, now_owner in reversed(done):
+            put(path, now, now_owner or (0o644, None, None))
+        words = "%s: %s" % (path, error.strerror) if isinstance(error, OSError) else str(error)
+        raise Failed("%s; nothing is placed" % words) from None
+
+
+def main():
+    if AnsibleModule is not None and len(sys.argv) == 1:
+        module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
+        answer = answered({**module.params, "check": module.check_mode})
+        module.fail_json(**answer) if answer.get("failed") else module.exit_json(**answer)
+    words = sys.argv[1:]
+    with open(next(word for word in words if not word.startswith("-")), encoding="utf-8") as file:
+        job = json.load(file)
+    answer = answered({**job, "check": "--check" in words})
+    print(json.dumps(answer))
+    return 1 if answer.get("failed") else 0
+
+
+def answered(job):
+    try:
+        return run(job)
+    except Failed as error:
+        return {"failed": True, "msg": str(error)}
+    except OSError as error:
+        return {"failed": True, "msg": "%s: %s" % (error.filename, error.strerror)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""Settings: seen, wanted, set, read back, put back."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MODULE = Path(__file__).parents[1] / "playbooks/library/settle.py"
+
+
+@pytest.fixture
+def settle(tmp_path):
+    def run(*settings, check=False, **more):
+        job = tmp_path / "job.json"
+        job.write_text(json.dumps({"settings": list(settings), "state": str(tmp_path / "state.json"), **more}))
+        words = [sys.executable, str(MODULE), str(job), *(["--check"] if check else [])]
+        return json.loads(subprocess.run(words, capture_output=True, text=True, check=False).stdout)
+
+    return run
+
+
+@pytest.fixture
+def knob(tmp_path):
+    file = tmp_path / "numa_balancing"
+    file.write_text("1\n")
+    return {"name": "kernel.numa_balancing", "file": str(file), "want": "0"}
+
+
+def test_shown_then_set_then_nothing_to_do_then_undone(settle, knob):
+    file = Path(knob["file"])
+    would = settle(knob, check=True)
+    assert would["changed"]
+    assert would["diff"]["after"] == "kernel.numa_balancing = 0\n"
+    assert file.read_text() == "1\n"
+    done = settle(knob)
+    assert done["settings"] == would["settings"]
+    assert file.read_text() == "0\n"
+    again = settle(knob)
+    assert (again["changed"], again["settings"][0]["state"]) == (False, "well")
+    assert settle(undo=True, check=True)["changed"]
+    assert file.read_text() == "0\n"
+    assert settle(undo=True)["changed"]
+    assert file.read_text() == "1\n"
+    assert not settle(undo=True)["changed"]
+
+
+def test_undo_leads_to_before_the_first_time_also_after_a_reboot(settle, knob):
+    file = Path(knob["file"])
+    settle(knob)
+    settle({**knob, "want": "2"})
+    file.write_text("7\n")
+    settle(knob)
+    settle(undo=True)
+    assert file.read_text() == "1\n"
+
+
+def test_what_does_not_take_has_failed_and_is_not_called_changed(settle, tmp_path):
+    setting = {
+        "name": "MaxReadReq",
+        "read": ["echo", "2936"],
+        "set": ["true", "{value}"],
+        "mask": "7000",
+        "want": "5000",
+    }
+    answer = settle(setting)
+    assert answer["failed"]
+    assert not answer["changed"]
+    assert answer["msg"] == "MaxReadReq: set, and it reads back 2000"
+
+
+def test_hardware_that_may_ignore_it_is_told_of_and_no_failure(settle):
+    setting = {"name": "port", "read": ["echo", "2936"], "set": ["true"], "mask": "7000", "want": "5000"}
+    answer = settle({**setting, "may_ignore": True})
+    assert "failed" not in answer
+    assert answer["settings"][0]["state"] == "ignored"
+    assert not answer["changed"]
+
+
+def test_the_chosen_word_of_a_list(settle, tmp_path):
+    (tmp_path / "enabled").write_text("always [madvise] never\n")
+    setting = {"name": "thp", "file": str(tmp_path / "enabled"), "pick": r"\[(\w+)\]", "want": "madvise"}
+    assert settle(setting)["settings"][0] == {
+        "name": "thp", "seen": "madvise", "want": "madvise", "after": "madvise", "state": "well"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        ({"file": "/nowhere/knob"}, "/nowhere/knob: No such file or directory"),
+        ({"read": ["no-such-program"], "set": ["true"]}, "no-such-program is not installed"),
+        ({"read": ["sh", "-c", "echo broken >&2; exit 1"], "set": ["true"]}, "broken"),
+        ({"read": ["echo", "zz"], "mask": "7000", "set": ["true"]}, "not understood: zz"),
+        ({"read": ["echo", "zz"], "pick": "x(y)", "set": ["true"]}, "not understood: zz"),
+    ],
+)
+def test_what_cannot_be_read_has_failed_unless_it_is_optional(settle, knob, setting, why):
+    answer = settle({"name": "a", "want": "1", **setting}, knob)
+    assert why in answer["msg"]
+    assert answer["settings"][1]["state"] == "changed"  # the others are set all the same, and told
+    answer = settle({"name": "a", "want": "1", "optional": True, **setting})
+    assert "failed" not in answer
+    assert answer["settings"][0]["state"] == "absent"
