@@ -36,6 +36,7 @@ check: lint types contracts unit ## quick: lint, types, import contracts, unit a
 lint: $(V)/ready
 	$(BIN)/ruff check gpuctl playbooks tests
 	$(BIN)/ruff format --check gpuctl playbooks tests
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/ansible-lint --offline --nocolor -q --profile production playbooks/*.yml
 
 types: $(V)/ready
 	$(BIN)/mypy

@@ -9,6 +9,7 @@ gone when the run is over; of the environment it gets what it needs to log in, a
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -23,8 +24,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from gpuctl.assets import asset
 
@@ -91,9 +90,9 @@ def play(
 
     file = asset("playbooks", f"{playbook}.yml")
     with _private_folder() as folder:
-        given = folder / "variables.yml"
+        given = folder / "variables.json"
         given.touch(mode=0o600)
-        given.write_text(_as_yaml(variables or {}), encoding="utf-8")
+        given.write_text(json.dumps(_for_ansible(variables or {})), encoding="utf-8")
         words = ["--diff", "-e", f"@{given}", *(["--check"] if check else [])]
         words += ["--tags", ",".join(tags)] if tags else []
         runner = ansible_runner.interface.init_runner(
@@ -264,25 +263,17 @@ def _lines(value: Any) -> list[str]:
     return [] if value is None else (json.dumps(value, indent=1, sort_keys=True) + "\n").splitlines(keepends=True)
 
 
-class _Dumper(yaml.SafeDumper):
-    """Every text as `!unsafe`: a unit or a chat template with {{ }} in it is nothing for Ansible to fill in."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-    def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> yaml.MappingNode:
-        node = super().represent_mapping(tag, mapping, flow_style)
-        for key, _ in node.value:
-            key.tag = "tag:yaml.org,2002:str"
-        return node
-
-
-_Dumper.add_representer(str, lambda dumper, text: dumper.represent_scalar("!unsafe", text, style='"'))
-
-
-def _as_yaml(variables: Mapping[str, Any]) -> str:
-    # JSON first: tuples, enumerations and the like become what YAML knows, or an error here and not in Ansible.
-    return str(yaml.dump(json.loads(json.dumps(dict(variables))), Dumper=_Dumper, width=1_000_000))
+def _for_ansible(value: Any) -> Any:
+    """Ansible fills in what looks like a template, in variables too: a unit with {{ }} in it is nothing for that."""
+    if isinstance(value, str):
+        if not re.search(r"\{[{%#]", value):
+            return value
+        return f"{{{{ '{base64.b64encode(value.encode()).decode()}' | b64decode }}}}"
+    if isinstance(value, Mapping):
+        return {str(name): _for_ansible(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_for_ansible(inner) for inner in value]
+    return value
 
 
 def _plain(text: str) -> str:

@@ -39,12 +39,12 @@ def book(tmp_path, monkeypatch):
 
 def test_what_would_change_is_shown_then_done_then_nothing_is_left_to_do(book, tmp_path):
     inventory = book("- name: Write\n  ansible.builtin.copy: {dest: '{{ out }}', content: '{{ text }}', mode: '0600'}")
-    given = {"out": f"{tmp_path}/out", "text": "Environment=T={{ not_for_ansible }} {% raw\n"}
+    given = {"out": f"{tmp_path}/out", "text": "T={{ not_for_ansible }} {% endraw %} {# %}\n"}
     seen = []
     would = play("x", inventory, ["here"], given, check=True, on_step=seen.append)
     assert would.well
     assert would.changed == {"here": 1}
-    assert "+Environment=T={{ not_for_ansible }} {% raw" in would.diff
+    assert "+T={{ not_for_ansible }} {% endraw %} {# %}" in would.diff
     assert not (tmp_path / "out").exists()
     assert [(step.machine, step.task, step.state) for step in seen] == [("here", "Write", "changed")]
     done = play("x", inventory, ["here"], given)
