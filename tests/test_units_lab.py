@@ -123,7 +123,7 @@ def thrice(playbook, inventory, machines, variables):
 
 
 def undone(playbook, inventory, machines, variables):
-    variables = {**variables, "gpuctl_undo": True}
+    variables = {**variables, "undo": True}
     assert set(changed(play(playbook, inventory, machines, variables))) == set(machines)
     assert changed(play(playbook, inventory, machines, variables)) == {}
 
@@ -131,7 +131,7 @@ def undone(playbook, inventory, machines, variables):
 @pytest.mark.parametrize("guest", ["ct200", "ct202"])
 def test_a_server_is_placed_started_stopped_and_taken_away(inventory, machines, guest):
     unit = ServerUnit("gpuctl-x", ("/bin/sleep", "1000"), {"T": "{{ not_a_template }}"}, campaign="c")
-    given = {"gpuctl_server_files": [render.server(unit).as_vars()], "gpuctl_server_state": "started"}
+    given = {"server_files": [render.server(unit).as_vars()], "server_state": "started"}
     thrice("server", inventory, [guest], given)
     assert machines[guest].run(["systemctl", "is-active", "gpuctl-x"]).text == "active\n"
     assert "T={{ not_a_template }}" in machines[guest].run(["systemctl", "cat", "gpuctl-x"]).text
@@ -142,7 +142,7 @@ def test_a_server_is_placed_started_stopped_and_taken_away(inventory, machines, 
 
 def test_a_unit_that_systemd_does_not_accept_is_not_placed(inventory, machines):
     file = render.server(ServerUnit("gpuctl-x", ("/opt/none/python",)))
-    got = play("server", inventory, ["ct200"], {"gpuctl_server_files": [file.as_vars()]})
+    got = play("server", inventory, ["ct200"], {"server_files": [file.as_vars()]})
     assert "gpuctl-x.service: Command /opt/none/python is not executable" in got.why
     assert machines["ct200"].run(["test", "-e", file.path]).rc == 1
 
@@ -150,7 +150,7 @@ def test_a_unit_that_systemd_does_not_accept_is_not_placed(inventory, machines):
 def test_a_unit_of_that_name_that_is_not_ours_is_left_alone(inventory, machines):
     file = render.server(ServerUnit("gpuctl-theirs", ("/bin/true",)))
     machines["ct200"].run(["sh", "-c", f"echo '[Unit]' > {file.path}"])
-    got = play("server", inventory, ["ct200"], {"gpuctl_server_files": [file.as_vars()]})
+    got = play("server", inventory, ["ct200"], {"server_files": [file.as_vars()]})
     assert "is there already and not ours" in got.why
     assert machines["ct200"].run(["cat", file.path]).text == "[Unit]\n"
     machines["ct200"].run(["rm", file.path])
@@ -158,7 +158,7 @@ def test_a_unit_of_that_name_that_is_not_ours_is_left_alone(inventory, machines)
 
 def test_a_memory_file_system_is_mounted_grows_with_what_is_in_it_and_goes(inventory, machines):
     def given(megabytes):
-        return {"gpuctl_tmpfs_files": [render.tmpfs(Tmpfs("/run/gpuctl/test-models", megabytes << 20)).as_vars()]}
+        return {"tmpfs_files": [render.tmpfs(Tmpfs("/run/gpuctl/test-models", megabytes << 20)).as_vars()]}
 
     way = machines["ct200"]
     thrice("tmpfs", inventory, ["ct200"], given(8))
@@ -176,14 +176,14 @@ def test_settings_are_set_read_back_set_again_at_boot_and_undone(inventory, mach
     wanted = [{"name": "numa", "file": "/etc/knobs/numa", "want": "0"}]
     program = asset("playbooks", "library", "settle.py").read_text()
     files = [file.as_vars() for file in render.tune(wanted, program)]
-    given = {"gpuctl_settings": wanted, "gpuctl_tune_files": files}
+    given = {"settings": wanted, "tune_files": files}
     done = thrice("tune", inventory, ["kpro7"], given)
     assert "-numa = 1\n+numa = 0\n" in done.diff
     way.run(["sh", "-c", "echo 1 > /etc/knobs/numa; systemctl start gpuctl-tune"])  # as a boot does
     assert way.run(["cat", "/etc/knobs/numa"]).text == "0\n"
     undone("tune", inventory, ["kpro7"], given)
     assert way.run(["cat", "/etc/knobs/numa"]).text == "1\n"
-    bad = play("tune", inventory, ["kpro7"], {"gpuctl_settings": [{**wanted[0], "file": "/nowhere"}]})
+    bad = play("tune", inventory, ["kpro7"], {"settings": [{**wanted[0], "file": "/nowhere"}]})
     assert "numa: /nowhere: No such file or directory" in bad.why
 
 
