@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from gpuctl import cells as cells_
-from gpuctl import hosts, plugins
+from gpuctl import hosts, playbook, plugins, render
 from gpuctl.cells import Cell
 from gpuctl.config import Inventory, Model, PhasePlan, Server
 from gpuctl.engines import Launch
@@ -24,9 +24,9 @@ from gpuctl.load import Result
 from gpuctl.load import load as run_load
 from gpuctl.measuring import Measured, measure
 from gpuctl.records import MEASURED, Failure, Record, State
-from gpuctl.serving import StartFailed, Tell, Up, bring_up, take_down
+from gpuctl.serving import StartFailed, Tell, Up, bring_up, take_down, unit_name
 from gpuctl.store import Run, now
-from gpuctl.supervision import Processes, Supervisor
+from gpuctl.supervision import Processes, Start, SupervisionError, Supervisor, Units
 from gpuctl.transport import AGENTS, Transport, agent
 
 
@@ -87,19 +87,19 @@ def bench(
     """Runs a phase. `run` is locked by the caller. Raises BenchError, StoreError, TransportError."""
     options = options or Options()
     plan = inventory.phase(phase)
-    supervisor = Processes(target.transport, python=_agent_python(target))
     by_server = cells_.of_phase(plan, lambda name: plugins.get("workloads", name), options.only)
     if not by_server:
         raise BenchError(f"{phase}: no cell of it is named by {' '.join(options.only)}")
     outcome = Outcome()
-    if not options.check:
-        _stop_orphans(supervisor, inventory.campaign, run, tell)
     tell("phase", phase=plan.name, title=plan.title, servers=len(by_server), cells=sum(map(len, by_server.values())))
     launches = {name: _launch(inventory, name, target) for name in by_server}
     if not options.check:
         run.put("campaign.json", _campaign(inventory, launches))
         _make_models(inventory, launches, tell)
     survey = _survey(target, launches, inventory)
+    supervisor = _supervisor(inventory, target, survey)
+    if not options.check:
+        _stop_orphans(supervisor, inventory.campaign, run, tell)
     todos = []
     for name, cells in by_server.items():
         todo = _compare(name, cells, launches[name], inventory, survey, run, options, outcome, tell)
@@ -111,6 +111,34 @@ def bench(
         _serve_and_measure(todo, inventory, plan, target, supervisor, survey, run, tell, outcome)
     run.event("run_finished", phase=phase, done=len(outcome.done), kept=len(outcome.kept), failed=len(outcome.failed))
     return outcome
+
+
+def _supervisor(inventory: Inventory, target: Target, survey: Mapping[str, Any]) -> Supervisor:
+    """systemd's units where there is one and we may use it, else supervised processes."""
+    if not survey["machine"].get("systemd"):
+        return Processes(target.transport, python=_agent_python(target))
+
+    def place(server: Start) -> None:
+        users = {unit_name(name): inventory.server(name) for name in inventory.servers}
+        known = users[server.unit]
+        wanted = render.ServerUnit(
+            server.unit,
+            tuple(server.argv),
+            server.env,
+            title=known.title or server.unit,
+            campaign=server.owner,
+            user=known.user,
+            secrets=server.secrets,
+        )
+        try:
+            file = render.server(wanted)
+        except render.CannotRender as error:
+            raise SupervisionError(str(error)) from None
+        placed = playbook.play("server", inventory.folder, [target.name], {"server_files": [file.as_vars()]})
+        if not placed.well:
+            raise SupervisionError(placed.why)
+
+    return Units(target.transport, place, python=_agent_python(target))
 
 
 def _agent_python(target: Target) -> str:
@@ -225,7 +253,9 @@ LOAD_VERSION = hashlib.sha256((AGENTS / "load.py").read_bytes()).hexdigest()[:12
 def fingerprint(cell: Cell, launch: Launch, engine: ModuleType, survey: Mapping[str, Any]) -> dict[str, Any]:
     """Everything that can change the number of a cell, as far as the machine tells."""
     server = launch.server
-    machine = {key: value for key, value in survey["machine"].items() if key not in {"boot_id", "pid1_start"}}
+    machine = {
+        key: value for key, value in survey["machine"].items() if key not in {"boot_id", "pid1_start", "systemd"}
+    }
     return {
         "model": survey["models"].get(launch.model or "", {}).get("id"),
         "draft": survey["models"].get(launch.draft or "", {}).get("id"),
