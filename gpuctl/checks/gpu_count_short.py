@@ -23,6 +23,8 @@ def check(box: Box) -> Iterator[Finding]:
         if expected is None or view.count >= expected:
             continue
         name = access.user_name(box) if who == "user" else who
+        if made_on_demand(box, expected - view.count):
+            sure = False
         lines = [f"as {name}: {view}", *evidence, *missing_gpus(box, view)]
         yield Finding(
             f"CUDA counts {view.count} of {expected} GPUs; nothing fails, one is just not there"
@@ -36,6 +38,14 @@ def check(box: Box) -> Iterator[Finding]:
             advice="look at the missing GPU's node: what opening it gives, and its entry in the configuration",
         )
         return
+
+
+def made_on_demand(box: Box, short: int) -> bool:
+    """Are the missing GPUs those whose nodes are made when a program first asks, which the probe forbids?"""
+    table = access.guest_nodes(box)
+    wanted = [f"/dev/nvidia{minor}" for minor in access.each_wanted_gpu(box)]
+    missing = [path for path in wanted if table is not None and table[path].kind == "missing"] if wanted else []
+    return len(missing) == short and access.guarded(box) and bool(access.nodes_made_on_demand(box))
 
 
 def limited_by_environment(box: Box, who: str) -> bool:

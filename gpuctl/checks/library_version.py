@@ -1,0 +1,59 @@
+"""The driver's libraries here and the kernel module have different versions.
+
+libcuda and libnvidia-ml talk to exactly one version of the kernel module: 570.124.04 and 570.124.06 do not go
+together. A container has libraries of its own, so each update of the node's driver asks for one inside. NVML then says
+"Driver/library version mismatch" (18), cuInit gives 803, or 999 and 100 with old versions.
+"""
+
+from collections.abc import Iterator
+
+from gpuctl.box import Box
+from gpuctl.facts import access, kernel_log, libraries, nvidia
+from gpuctl.finding import Certainty, Finding, Layer, Severity
+
+LAYER = Layer.CUDA
+
+
+def check(box: Box) -> Iterator[Finding]:
+    if access.works(box):
+        return
+    module = box.get_kernel(nvidia.MODULE_VERSION)
+    nvml = box.guest.get(nvidia.NVML)
+    told = nvml is not None and nvml.rc == 18
+    lines = kernel_log.grep(box.get_kernel(kernel_log.LINES) or (), r"API mismatch|has the version|kernel module has")
+    versions = box.guest.get(libraries.USERLAND) or ()
+    if module is not None:
+        loaded = versions[0] if versions else None
+        if loaded is not None and loaded.number == module and not told:
+            return  # what is really loaded goes with the module
+        others = [version for version in versions if version.number != module]
+        if not others and not told:
+            return
+    elif not told:
+        return
+    else:
+        others = list(versions)
+    evidence = access.symptom(box)
+    if nvml is not None and nvml.text:
+        evidence.append(nvml.text)
+    if module is not None:
+        evidence.append(f"the kernel module is {module}")
+    evidence += [f"{version.number}: {version.source}" for version in others[:4]]
+    evidence += lines[-3:]
+    here = "the container" if access.in_container(box) else box.guest.name
+    found = others[0].number if others else "another version"
+    proved = told or (access.code(box) == 803 and bool(others)) or bool(lines and others)
+    version = module or "the version of /proc/driver/nvidia/version on the node"
+    yield Finding(
+        f"{here} has the driver's libraries in version {found}, the kernel module is {module or 'of another'}",
+        LAYER,
+        Severity.CRITICAL,
+        Certainty.PROVED if proved else Certainty.LIKELY,
+        tuple(evidence),
+        separates="" if proved else "nvidia-smi: 'Driver/library version mismatch' proves it",
+        advice=f"in {here}: install the driver's libraries of exactly {version}\n"
+        f"  NVIDIA-Linux-x86_64-{module or 'VERSION'}.run --no-kernel-modules   (or the distribution's package, "
+        "pinned)\n"
+        "then restart the service. Where the libraries are the newer ones on purpose: reboot into, or load, "
+        "their module",
+    )

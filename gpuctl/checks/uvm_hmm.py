@@ -1,0 +1,53 @@
+"""nvidia-uvm's heterogeneous memory management (HMM) breaks cuInit on some kernels.
+
+cuInit gives 3 ("initialization error") although nvidia-smi works and all nodes are right; seen with drivers 570 to 580
+on several kernels. Without HMM (module option uvm_disable_hmm=1) it works.
+"""
+
+from collections.abc import Iterator
+
+from gpuctl.box import Box, Unknown
+from gpuctl.facts import access, cuda, nvidia
+from gpuctl.facts.nodes import UVM
+from gpuctl.finding import Certainty, Finding, Layer, Severity
+
+LAYER = Layer.DRIVER
+
+
+def check(box: Box) -> Iterator[Finding]:
+    if access.code(box) != 3:
+        return
+    told = " ".join(cuda.messages(box.guest))
+    if "fork" in told or access.opened(box, UVM) not in (None, "OK"):
+        return
+    setting = None
+    for snapshot in (box.guest, box.node):
+        try:
+            setting = snapshot.file("/sys/module/nvidia_uvm/parameters/uvm_disable_hmm").strip()
+            break
+        except Unknown:
+            continue
+    if setting in ("Y", "1"):
+        return
+    evidence = access.symptom(box)
+    if setting is not None:
+        evidence.append(f"/sys/module/nvidia_uvm/parameters/uvm_disable_hmm: {setting}")
+    version = box.get_kernel(nvidia.MODULE_VERSION)
+    if version:
+        evidence.append(f"the kernel module is {version}")
+    nvml = box.guest.get(nvidia.NVML)
+    asked = any(view.who != "reported" for view in (box.guest.get(cuda.VIEWS) or {}).values())
+    likely = nvml is not None and nvml.works and asked
+    host = box.node if box.node.present else box.guest
+    yield Finding(
+        "cuInit fails with 3 while the driver works: nvidia-uvm's HMM, as it seems",
+        LAYER,
+        Severity.CRITICAL,
+        Certainty.LIKELY if likely else Certainty.POSSIBLE,
+        tuple(evidence),
+        separates="cuInit in a fresh process after nvidia_uvm was loaded with uvm_disable_hmm=1",
+        advice=f"on {host.name}:\n  echo 'options nvidia_uvm uvm_disable_hmm=1' > /etc/modprobe.d/nvidia-uvm.conf\n"
+        "  update-initramfs -u; reboot\nor a newer driver. (Reloading nvidia_uvm instead may change its number: "
+        "restart the "
+        "containers then)",
+    )
