@@ -621,7 +621,7 @@ class _Machine:
                     continue
             elif name == "mapped":
                 value = [value] if isinstance(value, str) else value
-            target[name] = value
+            target[name] = _numbers(value) if name in ("gpus", "cuInit_ms", "hang", "died") else value
 
     def _take_mapped(self, here: Path, value: Any) -> None:
         paths = [line.strip() for line in _text(value).splitlines() if line.strip()]
@@ -659,7 +659,7 @@ class _Machine:
                 if not found:
                     raise self.source.wrong(where, f"{text!r} is no number")
                 value = int(found.group(0))
-            target[name] = value
+            target[name] = _numbers(value) if name in ("gpus", "pairs", "hang", "died") else value
 
     def _take_env(self, here: Path, value: Any) -> None:
         from gpuctl.facts.env import parse_env
@@ -779,6 +779,19 @@ def _text(value: Any) -> str:
     if isinstance(value, Mapping):
         return json.dumps(value)
     return str(value)
+
+
+def _numbers(value: Any) -> Any:
+    """Numbers that were typed, as numbers."""
+    if isinstance(value, Mapping):
+        return {key: _numbers(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_numbers(each) for each in value]
+    if isinstance(value, str) and re.fullmatch(r"-?\d{1,15}", value):
+        return int(value)
+    if isinstance(value, str) and re.fullmatch(r"-?\d+\.\d+", value):
+        return float(value)
+    return value
 
 
 def _truth(word: str) -> bool:

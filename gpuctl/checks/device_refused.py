@@ -8,7 +8,7 @@ the number that is refused is known to be the right one. Which line on the node 
 from collections.abc import Iterator
 
 from gpuctl.box import Box
-from gpuctl.facts import access, devices, place
+from gpuctl.facts import access, devices
 from gpuctl.finding import Certainty, Finding, Layer, Severity
 
 LAYER = Layer.CONTAINER
@@ -18,6 +18,8 @@ def check(box: Box) -> Iterator[Finding]:
     refusals = access.refused(box)
     if not refusals:
         return
+    if access.inner(box) and access.rules_dropped(box):
+        return  # that has a check of its own
     guest = access.conf(box)
     if guest is not None and box.guest is not box.node:
         rules = access.next_start(box, guest)
@@ -42,10 +44,8 @@ def who(box: Box) -> str:
 
 
 def advice(box: Box, refusals: list[access.Refusal]) -> str:
-    where = box.guest.get(place.PLACE)
-    container = where.container if where is not None else None
     majors = sorted({refusal.number.major for refusal in refusals})
-    if container in ("docker", "podman", "containerd", "kubepods", "libpod"):
+    if access.inner(box):
         paths = " ".join(f"--device {refusal.number.path}" for refusal in refusals)
         return f"recreate the container with --gpus all, or with {paths}"
     vmid = box.wanted.vmid or box.guest.document.get("vmid") or "VMID"

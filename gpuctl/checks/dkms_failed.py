@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 
 from gpuctl.box import Box, Unknown
-from gpuctl.facts import access, boot, nvidia
+from gpuctl.facts import access, boot, modules, nvidia
 from gpuctl.finding import Certainty, Finding, Layer, Severity
 
 LAYER = Layer.DRIVER
@@ -19,14 +19,7 @@ def check(box: Box) -> Iterator[Finding]:
         return
     host = box.node if box.node.present else box.guest
     release = box.get_kernel(boot.KERNEL_RELEASE)
-    lines: list[str] = []
-    for path, text in host.files("/var/lib/dkms/nvidia", "make.log").items():
-        wrong = [line.strip() for line in text.splitlines() if re.search(r"\berror\b|\*\*\*|Error \d", line)]
-        if wrong and (release is None or release in path or release in text or "/build/" in path):
-            lines += [f"{path}: {line}" for line in wrong[:3]]
-    for snapshot in box.snapshots:
-        told = [str(line) for line in snapshot.document.get("errors", ())]
-        lines += [line for line in told if re.search(r"[Bb]ad return status for module build|dkms.*(fail|error)", line)]
+    lines = modules.build_errors(box)
     try:
         status = host.output("dkms status").stdout
     except Unknown:

@@ -8,29 +8,25 @@ import re
 from collections.abc import Iterator
 
 from gpuctl.box import Box
-from gpuctl.facts import access, devices, nvidia, place
+from gpuctl.facts import access, devices, nvidia
 from gpuctl.finding import Certainty, Finding, Layer, Severity
 
 LAYER = Layer.CONTAINER
-_INNER = ("docker", "podman", "libpod", "kubepods", "containerd")
 
 
 def check(box: Box) -> Iterator[Finding]:
-    where = box.guest.get(place.PLACE)
     nvml = box.guest.get(nvidia.NVML)
     told = " ".join(str(line) for s in box.snapshots for line in s.document.get("errors", ()))
-    inner = (where is not None and where.container in _INNER) or re.search(
-        r"\bdocker\b|\bcontainerd\b|kubernetes|\bpod\b", told
-    )
+    inner = access.inner(box) or re.search(r"\bdocker\b|\bcontainerd\b|kubernetes|\bpod\b", told)
     if nvml is None or nvml.rc != 999 or not inner or access.conf(box) is not None:
         return
-    reload = re.search(r"daemon-reload|after (some|a few) (time|hours|days)|worked (fine )?(for|before)", told, re.I)
+    reload = access.rules_dropped(box)
     links = box.guest.mapping("links") or box.node.mapping("links")
     linked = any(path.startswith(f"/dev/char/{devices.NVIDIA_MAJOR}:") for path in links)
     refused = [refusal for refusal in access.refused(box) if refusal.number.major == devices.NVIDIA_MAJOR]
     evidence = access.seen(box, refused)
     if reload:
-        evidence.append(f"told: {reload.group(0)}")
+        evidence.append(f"told: {reload}")
     if "links" in box.node.document or "links" in box.guest.document:
         evidence.append(f"/dev/char has {'links' if linked else 'no links'} for 195")
     certain = bool(refused and reload) and not linked

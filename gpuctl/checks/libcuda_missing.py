@@ -22,6 +22,17 @@ def check(box: Box) -> Iterator[Finding]:
         if module is None and not driver_here(box):
             return  # no driver at all is another cause
         broken = re.search(r"too short|ELF|file format|undefined symbol|version .* not found", view.dlopen)
+        here = [
+            library for library in box.guest.get(libraries.FOUND) or () if library.real and "libcuda" in library.path
+        ]
+        fits = [library for library in here if module is not None and library.version == module]
+        if (
+            fits
+            and not broken
+            and box.guest.command_error("ldconfig -p") is None
+            and "ldconfig -p" in box.guest.mapping("commands")
+        ):
+            return  # the loader's cache is to blame, which has a check of its own
         evidence = [view.dlopen]
         found = [library for library in box.guest.get(libraries.FOUND) or () if "libcuda" in library.path]
         evidence += [f"found: {library.path} -> {library.real or 'nowhere'}" for library in found[:6]]

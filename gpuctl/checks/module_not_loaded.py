@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 
 from gpuctl.box import Box, Unknown
-from gpuctl.facts import access, boot, kernel_log, nvidia, pci
+from gpuctl.facts import access, boot, kernel_log, modules, nvidia, pci
 from gpuctl.finding import Certainty, Finding, Layer, Severity
 
 LAYER = Layer.DRIVER
@@ -24,6 +24,8 @@ def check(box: Box) -> Iterator[Finding]:
     gpus = box.get_kernel(pci.GPUS)
     if gpus is not None and not gpus and not access.in_container(box):
         return  # a machine without NVIDIA GPUs
+    if modules.rejected(box) or modules.build_errors(box) or any(gpu.driver == "nouveau" for gpu in gpus or ()):
+        return  # these have checks of their own
     release = box.get_kernel(boot.KERNEL_RELEASE)
     evidence = [*access.symptom(box), "/proc/driver/nvidia is not there: no NVIDIA module is loaded"]
     evidence += [f"{gpu.address}: driver in use: {gpu.driver or 'none'}" for gpu in (gpus or ())[:4]]

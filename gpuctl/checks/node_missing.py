@@ -20,6 +20,8 @@ def check(box: Box) -> Iterator[Finding]:
     table = access.guest_nodes(box)
     if table is None or not access.in_container(box) or box.get_kernel(nvidia.MODULE_LOADED) is False:
         return
+    if access.inner(box) and not any(node.exists for node in table.values()):
+        return  # started without GPUs: a check of its own
     wanted = [CTL, UVM, *(f"/dev/nvidia{minor}" for minor in access.each_wanted_gpu(box))]
     majors = box.get_kernel(devices.MAJORS)
     if majors is not None and majors.of("nvidia-uvm") is None:

@@ -11,14 +11,13 @@ from gpuctl.facts import access, env, place
 from gpuctl.finding import Certainty, Finding, Layer, Severity
 
 LAYER = Layer.CONTAINER
-_INNER = ("docker", "podman", "libpod", "kubepods", "containerd")
 
 
 def check(box: Box) -> Iterator[Finding]:
     where = box.guest.get(place.PLACE)
     values = box.guest.get(env.ENV) or {}
     value = values.get("NVIDIA_VISIBLE_DEVICES")
-    inner = where is not None and where.container in _INNER
+    inner = access.inner(box)
     table = access.guest_nodes(box)
     empty = table is not None and (table.whole or bool(len(table))) and not any(node.exists for node in table.values())
     off = value is not None and value.strip().lower() in ("", "void", "none")

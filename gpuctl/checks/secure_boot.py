@@ -4,11 +4,10 @@ DKMS signs with /var/lib/dkms/mok.key; the machine loads such modules only once 
 (MokManager, at the next boot). modprobe says "Key was rejected by service".
 """
 
-import re
 from collections.abc import Iterator
 
 from gpuctl.box import Box, Snapshot, Unknown
-from gpuctl.facts import access, kernel_log, nvidia
+from gpuctl.facts import access, modules, nvidia
 from gpuctl.finding import Certainty, Finding, Layer, Severity
 
 LAYER = Layer.DRIVER
@@ -19,15 +18,7 @@ def check(box: Box) -> Iterator[Finding]:
     if box.get_kernel(nvidia.MODULE_LOADED) or access.works(box):
         return
     host = box.node if box.node.present else box.guest
-    pattern = (
-        r"[Kk]ey was rejected by service|Loading of unsigned module|module verification failed.*nvidia"
-        r"|Lockdown: .*unsigned"
-    )
-    lines = kernel_log.grep(box.get_kernel(kernel_log.LINES) or (), pattern)
-    for snapshot in box.snapshots:
-        lines += [str(line) for line in snapshot.document.get("errors", ()) if re.search(pattern, str(line))]
-        lines += [line for c in snapshot.mapping("commands") if c.startswith(("modprobe", "insmod"))
-                  for line in snapshot.output(c).text.splitlines() if re.search(pattern, line)]  # fmt: skip
+    lines = modules.rejected(box)
     state = secure_boot(host)
     if state is False or not (lines or state):
         return

@@ -92,6 +92,21 @@ def privileged(box: Box) -> bool | None:
     return where.privileged if where is not None else None
 
 
+def inner(box: Box) -> bool:
+    """Is the guest a container of Docker or its like?"""
+    where = box.guest.get(place.PLACE)
+    return where is not None and where.container in place.INNER
+
+
+def rules_dropped(box: Box) -> str:
+    """What tells that a container lost rules it had: a reload of systemd, or that it worked before; else empty."""
+    told = " ".join(str(line) for s in box.snapshots for line in s.document.get("errors", ()))
+    found = re.search(
+        r"daemon-reload|after (?:some|a few) (?:time|hours|days)|worked (?:fine )?(?:for|before)", told, re.I
+    )
+    return found.group(0) if found else ""
+
+
 def started_privileged(box: Box) -> bool:
     """Is the running guest privileged although its configuration says otherwise by now?"""
     guest, where = conf(box), box.guest.get(place.PLACE)

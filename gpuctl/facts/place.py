@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from gpuctl.box import Fact, Snapshot, Unknown
 
+# Containers that a runtime starts with the devices it is told to, inside a machine or a guest.
+INNER = ("docker", "podman", "libpod", "kubepods", "containerd")
+
 
 @dataclass(frozen=True)
 class Place:
