@@ -230,6 +230,7 @@ def _frame(axes: Axes, figure: Figure) -> None:
         frameon=False,
         fontsize=8,
         handlelength=2.6,
+        handleheight=1.1,
         columnspacing=1.4,
     )
 

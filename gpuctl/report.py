@@ -288,6 +288,15 @@ def _sound(record: Record) -> None:
     for field in ("fingerprint", "parameters", "boot", "server", "generator"):
         if not isinstance(getattr(record, field), dict):
             raise NotARecord(f"{field} is no object")
+    if not all(isinstance(note, str) for note in record.notes):
+        raise NotARecord("a note is no text")
+    if not all(isinstance(rep, dict) for rep in record.reps):
+        raise NotARecord("a repetition is no object")
+    failure = record.failure
+    if failure is not None:
+        texts = (failure.kind, failure.summary, failure.advice, *failure.evidence)
+        if not all(isinstance(text, str) for text in texts):
+            raise NotARecord("its failure is not told in texts")
     if record.state in MEASURED and not record.metrics:
         raise NotARecord(f"says {record.state} and has no numbers")
     if record.state not in MEASURED and record.metrics:

@@ -42,8 +42,9 @@ def _decode(run: Run, phase: str, records: Sequence[Record]) -> Iterator[Block]:
     order = {point: i for i, point in enumerate(run.points(phase, "decode"))}
     for record in sorted(records, key=lambda r: order[r.cell.point]):
         groups.setdefault(group(record), []).append(record)
-    of = _record_of(run, phase, "decode")
     for place, (title, members) in enumerate(groups.items()):
+        # Of this length only: the same point may have been measured with another one on another server.
+        of = _lookup({(record.cell.server, record.cell.point): record for record in members})
         points = point_titles(run, phase, "decode", members)
         units = {name: e.unit for record in members for name, e in record.metrics.items()}
         name = next(iter(headlines("decode", units)), "decode_tok_s")
@@ -151,6 +152,22 @@ def _memory(run: Run, phase: str) -> Iterator[Block]:
         yield Table(identifier(phase, "memory"), "GPU memory, the most of any cell", columns, rows)
 
 
+def _other(run: Run, phase: str, workload: str, records: Sequence[Record]) -> Iterator[Block]:
+    """A workload that nobody drew a table for: all its headline figures, a row a cell."""
+    order = {point: i for i, point in enumerate(run.points(phase, workload))}
+    place = {server.name: i for i, server in enumerate(run.servers[phase])}
+    rows = sorted(records, key=lambda r: (place[r.cell.server], order[r.cell.point]))
+    names = headlines(workload, {name for record in records for name in record.metrics})
+    yield by_metric(
+        identifier(phase, workload),
+        f"{plain(workload).capitalize()}, all points",
+        rows,
+        names,
+        (lambda r: plain(r.cell.server), label),
+        ("Server", "Point"),
+    )
+
+
 # --- across phases -------------------------------------------------------------------------------
 
 
@@ -192,7 +209,7 @@ def _beside_others(run: Run) -> Iterator[Block]:
 def _tensor_parallel(run: Run) -> Iterator[Block]:
     """The same method in several phases: what more GPUs bring. One point of each kind is enough to see it."""
     phases = [phase for phase in run.phases if phase not in run.foreign]
-    server = {(phase, s.method): s for phase in phases for s in run.servers[phase]}
+    server = {(phase, s.kin): s for phase in phases for s in run.servers[phase]}
     methods = list(dict.fromkeys(method for _, method in server))
     methods = [m for m in methods if sum((phase, m) in server for phase in phases) > 1]
     if len(phases) < 2 or not methods:
@@ -245,31 +262,39 @@ def _common_point(run: Run, phases: Sequence[str], workload: str) -> str | None:
 
 
 def _budgets(run: Run, phase: str) -> Iterator[Block]:
-    """Decode speed over the budget of tree verification, a line a prompt."""
-    servers = [s for s in run.servers[phase] if s.budget is not None]
-    servers.sort(key=lambda s: s.budget or 0)
-    records = [r for r in run.cells(phase, "decode") if r.cell.server in {s.name for s in servers}]
-    if len({s.budget for s in servers}) < 2 or not records:
-        return
+    """Decode speed over the budget of tree verification, a line a prompt; each kind of server that has budgets."""
+    kinds: dict[str, dict[int, str]] = {}
+    for server in run.servers[phase]:
+        if server.budget is not None:
+            kinds.setdefault(server.kin.removesuffix(f"-b{server.budget}"), {})[server.budget] = server.name
     order = {point: i for i, point in enumerate(run.points(phase, "decode"))}
-    shortest = group(min(records, key=lambda r: order[r.cell.point]))
-    points = point_titles(run, phase, "decode", [r for r in records if group(r) == shortest])
-    of = _record_of(run, phase, "decode")
+    for kind, server_of in kinds.items():
+        records = [r for r in run.cells(phase, "decode") if r.cell.server in server_of.values()]
+        if len(server_of) > 1 and records:
+            shortest = group(min(records, key=lambda r: order[r.cell.point]))
+            members = [r for r in records if group(r) == shortest]
+            yield from _budget(run, phase, kind, dict(sorted(server_of.items())), members)
+
+
+def _budget(
+    run: Run, phase: str, kind: str, server_of: Mapping[int, str], records: Sequence[Record]
+) -> Iterator[Block]:
     name = "decode_tok_s"
     unit = next((r.metrics[name].unit for r in records if name in r.metrics), "tok/s")
-    id = identifier(phase, "budget")
-    caption = (
-        f"{plain(phase)}: {metric(name).title.lower()} over the verification budget{shortest.removeprefix('decode')}"
-    )
-    budget_of = {str(s.budget): s.name for s in servers}
-    yield matrix(id, caption, list(budget_of), points, lambda b, p: of(budget_of[b], p), name, unit, down="Budget")
+    budget_of = {server: budget for budget, server in server_of.items()}
+    found = {(str(budget_of[r.cell.server]), r.cell.point): r for r in records}
+    points = point_titles(run, phase, "decode", records)
+    id = identifier(phase, kind, "budget")
+    length = group(records[0]).removeprefix("decode")
+    caption = f"{plain(phase)}, {plain(kind)}: {metric(name).title.lower()} over the verification budget{length}"
+    yield matrix(id, caption, [str(b) for b in server_of], points, _lookup(found), name, unit, down="Budget")
     series = [
         Series(
             title,
             tuple(
-                figures.point(float(s.budget or 0), record, name)
-                for s in servers
-                if (record := of(s.name, key)) is not None and name in record.metrics
+                figures.point(float(budget), record, name)
+                for budget in server_of
+                if (record := found.get((str(budget), key))) is not None and name in record.metrics
             ),
         )
         for key, title in points
@@ -279,19 +304,3 @@ def _budgets(run: Run, phase: str) -> Iterator[Block]:
     figure = figures.grouped(f"fig-{id}", caption, "lines", x, axis, series, id)
     if figure is not None:
         yield figure
-
-
-def _other(run: Run, phase: str, workload: str, records: Sequence[Record]) -> Iterator[Block]:
-    """A workload that nobody drew a table for: all its headline figures, a row a cell."""
-    order = {point: i for i, point in enumerate(run.points(phase, workload))}
-    place = {server.name: i for i, server in enumerate(run.servers[phase])}
-    rows = sorted(records, key=lambda r: (place[r.cell.server], order[r.cell.point]))
-    names = headlines(workload, {name for record in records for name in record.metrics})
-    yield by_metric(
-        identifier(phase, workload),
-        f"{plain(workload).capitalize()}, all points",
-        rows,
-        names,
-        (lambda r: plain(r.cell.server), label),
-        ("Server", "Point"),
-    )

@@ -15,6 +15,7 @@ from gpuctl.document.outline import Report
 from gpuctl.document.wording import reading
 
 SUFFIX = "html"
+_SHORT = 36  # names up to here are kept on one line
 _STYLE = Path(__file__).with_suffix(".css")
 
 # What the drawings call their colours, and what the page does, so that a drawing is light or dark with the page.
@@ -140,7 +141,7 @@ def _class(column: Column) -> str:
 def _cell(place: int, cell: Cell, column: Column) -> str:
     text = escape(cell.text)
     if column.code and text:
-        text = f"<code>{text}</code>"
+        text = f'<code class="short">{text}</code>' if len(cell.text) <= _SHORT else f"<code>{text}</code>"
     if cell.strong:
         text = f"<strong>{text}</strong>"
     if cell.mark:

@@ -272,7 +272,7 @@ def _bars(figure: Figure) -> Iterator[str]:
     slanted = ["x tick label style={rotate=30,anchor=north east}"] if len("".join(categories)) > 70 else []
     yield _axis(
         figure,
-        "ybar=0pt",
+        "ybar=.6pt",
         f"bar width={0.8 / len(figure.series):.4f}",
         f"xmin=-0.6, xmax={len(categories) - 0.4:.1f}",
         f"xtick={{{ticks}}}",
@@ -283,7 +283,7 @@ def _bars(figure: Figure) -> Iterator[str]:
     )
     for i, series in enumerate(figure.series):
         hatch = rf",postaction={{pattern={_PATTERNS[i]},pattern color=white}}" if _PATTERNS[i] else ""
-        style = f"fill=gpuctl{i},draw=white,line width=.2pt{hatch}"
+        style = f"fill=gpuctl{i},draw=none{hatch}"
         yield _plot(style, ((float(place[str(p.x)]), p) for p in series.points))
         yield _legend(series.name)
 
@@ -327,7 +327,7 @@ def _plot(style: str, points: Iterator[tuple[float, Point]] | Sequence[tuple[flo
         rows.append(f"{x:.6g} {p.y:.6g} {up:.4g} {down:.4g}")
     data = r" \\ ".join(rows)
     return (
-        rf"\addplot+[{style}] table [x index=0, y index=1, y error plus index=2, y error minus index=3, "
+        rf"\addplot[{style}] table [x index=0, y index=1, y error plus index=2, y error minus index=3, "
         rf"header=false, row sep=\\] {{{data} \\}};"
     )
 

@@ -100,10 +100,10 @@ def compare(new: Run, old: Run, *, noise_percent: float = NOISE_PERCENT) -> Comp
 
 
 def compare_phases(run: Run, phase: str, other: str, *, noise_percent: float = NOISE_PERCENT) -> Comparison:
-    """One phase against another of the same run: the same method, workload and point."""
-    methods = {(s.phase, s.name): s.method for servers in run.servers.values() for s in servers}
+    """One phase against another of the same run: the same server but for the phase in its name, the same point."""
+    kin = {(s.phase, s.name): s.kin for servers in run.servers.values() for s in servers}
     old = {
-        (methods[other, record.cell.server], record.cell.workload, record.cell.point): record
+        (kin[other, record.cell.server], record.cell.workload, record.cell.point): record
         for record in run.records
         if record.cell.phase == other
     }
@@ -111,7 +111,7 @@ def compare_phases(run: Run, phase: str, other: str, *, noise_percent: float = N
         (record, old[key])
         for record in run.records
         if record.cell.phase == phase
-        and (key := (methods[phase, record.cell.server], record.cell.workload, record.cell.point)) in old
+        and (key := (kin[phase, record.cell.server], record.cell.workload, record.cell.point)) in old
     ]
     return _compared(pairs, phase, other, noise_percent, must_agree=MEASUREMENT)
 

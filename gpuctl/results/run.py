@@ -143,6 +143,11 @@ class Server:
     budget: int | None = None
     roofline_tok_s: float | None = None  # of one request without speculation, where it was computed
 
+    @property
+    def kin(self) -> str:
+        """What it has in common with the same configuration in another phase: its name without the phase's."""
+        return _method(self.phase, self.name)
+
 
 def flag(argv: Sequence[str], *names: str) -> str | None:
     """The value of the last of these flags in an argument vector (`--tp 4` or `--tp=4`), None when absent."""

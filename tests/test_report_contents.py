@@ -1,0 +1,198 @@
+"""What a report says: speed-ups, what cannot be told apart, budgets, rooflines, energy, interruptions."""
+
+from __future__ import annotations
+
+import pytest
+import runfolders
+
+from gpuctl.document.blocks import Figure, Table
+from gpuctl.document.outline import report
+from gpuctl.records import State, estimate
+from gpuctl.report import load_run
+from gpuctl.results.run import Run, Server, derived, flag, metric, roofline_share
+from gpuctl.results.timeline import interruptions
+
+
+def folder(tmp_path, servers, baseline=None):
+    f = runfolders.Folder(tmp_path / "run")
+    f.phase("tp1", "TP1", {name: runfolders.argv(1) for name in servers}, baseline)
+    return f
+
+
+def decode(f, server, speed, *, prompt="fib", length=256, noise=0.001, **more):
+    parameters = {"prompt": prompt, "max_tokens": length}
+    return f.cell(
+        "tp1", server, "decode", f"{prompt}-{length}", parameters, {"decode_tok_s": speed}, noise=noise, **more
+    )
+
+
+def tables(run):
+    return {block.id: block for block in report(run).document.walk() if isinstance(block, Table)}
+
+
+def row(table, name):
+    return next(row for row in table.rows if row[0].text == name)
+
+
+def test_the_best_is_bold_with_what_cannot_be_told_apart_from_it(tmp_path):
+    f = folder(tmp_path, ["tp1-a", "tp1-b", "tp1-c"])
+    decode(f, "tp1-a", 100.0, noise=0.02)
+    decode(f, "tp1-b", 100.5, noise=0.02)
+    decode(f, "tp1-c", 50.0)
+    table = tables(load_run(f.close()))["tp1-decode-256-tokens"]
+    assert [row(table, name)[1].strong for name in ("tp1-a", "tp1-b", "tp1-c")] == [True, True, False]
+
+
+def test_a_server_measured_with_another_length_is_in_another_table(tmp_path):
+    f = folder(tmp_path, ["tp1-a", "tp1-b"])
+    f.cell("tp1", "tp1-a", "decode", "fib", {"prompt": "fib", "max_tokens": 256}, {"decode_tok_s": 10.0})
+    f.cell("tp1", "tp1-b", "decode", "fib", {"prompt": "fib", "max_tokens": 512}, {"decode_tok_s": 20.0})
+    found = tables(load_run(f.close()))
+    assert [r[0].text for r in found["tp1-decode-256-tokens"].rows] == ["tp1-a"]
+    assert [r[0].text for r in found["tp1-decode-512-tokens"].rows] == ["tp1-b"]
+
+
+@pytest.mark.parametrize(
+    ("baseline", "named", "expected"),
+    [(None, None, "tp1-auto"), ("tp1-b", None, "tp1-b"), ("tp1-b", "tp1-c", "tp1-c"), ("tp1-b", "c", "tp1-c")],
+)
+def test_speedups_are_against_the_baseline_that_was_asked_for(tmp_path, baseline, named, expected):
+    f = folder(tmp_path, ["tp1-auto", "tp1-b", "tp1-c"], baseline)
+    for server, speed in (("tp1-auto", 10.0), ("tp1-b", 20.0), ("tp1-c", 40.0)):
+        decode(f, server, speed)
+    run = load_run(f.close(), baseline=named)
+    assert run.baseline_of("tp1") == expected
+    table = tables(run)["tp1-decode-256-tokens-speedup"]
+    assert expected in table.notes[0]
+    assert expected not in {r[0].text for r in table.rows}
+
+
+def test_no_baseline_no_speedups(tmp_path):
+    f = folder(tmp_path, ["tp1-a", "tp1-b"])
+    decode(f, "tp1-a", 10.0)
+    decode(f, "tp1-b", 20.0)
+    assert "tp1-decode-256-tokens-speedup" not in tables(load_run(f.close()))
+
+
+def test_two_kinds_of_budgets_are_two_curves(tmp_path):
+    names = [f"tp1-{kind}-b{n}" for kind in ("ddtree", "other") for n in (16, 8)]
+    f = folder(tmp_path, names)
+    for i, name in enumerate(names):
+        decode(f, name, 100.0 + i)
+    found = tables(load_run(f.close()))
+    for kind in ("ddtree", "other"):
+        assert [r[0].text for r in found[f"tp1-{kind}-budget"].rows] == ["8", "16"]
+
+
+def test_every_number_of_a_figure_is_in_its_table(tmp_path):
+    document = report(load_run(runfolders.example(tmp_path / "run"))).document
+    blocks = list(document.walk())
+    by_id = {block.id: block for block in blocks if isinstance(block, Table)}
+    figures = [block for block in blocks if isinstance(block, Figure)]
+    assert len(figures) > 15
+    for figure in figures:
+        texts = {cell.text.partition(" ")[0] for cells in by_id[figure.table].rows for cell in cells}
+        for series in figure.series:
+            for point in series.points:
+                assert f"{point.y:.1f}" in texts, (figure.id, series.name, point)
+
+
+def test_a_roofline_that_is_exceeded_or_far_away_is_marked(tmp_path):
+    f = folder(tmp_path, ["tp1-a", "tp1-b", "tp1-c"])
+    for name in ("tp1-a", "tp1-b", "tp1-c"):
+        f.campaign["servers"][name]["roofline_tok_s"] = 32.2
+    for name, speed in (("tp1-a", 26.4), ("tp1-b", 40.0), ("tp1-c", 5.0)):
+        decode(f, name, speed)
+    table = tables(load_run(f.close()))["tp1-decode-256-tokens-roofline"]
+    assert [(r[1].text, r[1].mark) for r in table.rows] == [("82 %", ""), ("124 %", "▲"), ("16 %", "▼")]
+
+
+def test_speculation_may_go_beyond_the_roofline_by_its_acceptance_length(tmp_path):
+    f = folder(tmp_path, ["tp1-a"])
+    record = f.record("tp1", "tp1-a", "decode", "x", {}, {"decode_tok_s": 96.6, "acceptance_length": 3.0}, noise=0)
+    assert roofline_share(record, Server("tp1", "tp1-a", roofline_tok_s=32.2)) == pytest.approx(1.0)
+    assert roofline_share(record, Server("tp1", "tp1-a")) is None
+
+
+def test_energy_per_token_is_power_by_throughput_repetition_by_repetition(tmp_path):
+    f = folder(tmp_path, ["tp1-a"])
+    record = f.record("tp1", "tp1-a", "decode", "x", {}, {"gpu_power_w": 400.0, "output_tok_s": 100.0}, noise=0.05)
+    got = derived(record).metrics["energy_per_token_j"]
+    each = [rep["metrics"]["gpu_power_w"] / rep["metrics"]["output_tok_s"] for rep in record.reps]
+    assert got == estimate(each, "J")
+
+
+def test_an_unstable_cell_is_marked_and_never_the_best(tmp_path):
+    f = folder(tmp_path, ["tp1-a", "tp1-b"])
+    decode(f, "tp1-a", 200.0, state=State.UNSTABLE)
+    decode(f, "tp1-b", 100.0)
+    run = load_run(f.close())
+    table = tables(run)["tp1-decode-256-tokens"]
+    assert row(table, "tp1-a")[1].mark == "‡"
+    assert not row(table, "tp1-a")[1].strong
+    assert tables(run)["best"].rows[0][2].text == "tp1-b"
+
+
+def test_a_server_that_changed_under_way_is_said(tmp_path):
+    f = folder(tmp_path, ["tp1-a"])
+    decode(f, "tp1-a", 100.0)
+    f.fingerprint["machine"] = {**f.fingerprint["machine"], "driver": "610.1"}
+    decode(f, "tp1-a", 100.0, prompt="qsort")
+    warnings = [b.text for b in report(load_run(f.close())).document.walk() if getattr(b, "warning", False)]
+    assert len(warnings) == 1
+    assert "tp1/tp1-a was not the same for all its cells: machine.driver 595.71.05 -> 610.1" in warnings[0]
+
+
+# --- events ---
+
+
+def events(*names):
+    return [{"t": f"2026-11-30T04:00:{i:02d}Z", "event": name, "server": "s"} for i, name in enumerate(names)]
+
+
+@pytest.mark.parametrize(
+    ("names", "unfinished"),
+    [
+        ((), False),
+        (("run_started",), True),
+        (("run_started", "cell_done", "run_finished"), False),
+        (("server_started", "server_ready", "cell_done"), True),
+        (("run_finished", "server_started", "cell_done"), True),
+        (("run_finished", "orphan_stopped"), False),
+        (("run_started", "cell_done", "run_started", "cell_done", "run_finished"), False),
+    ],
+)
+def test_a_run_is_unfinished_when_its_last_work_was_not_ended(names, unfinished):
+    assert (Run("x", events=tuple(events(*names))).unfinished is not None) is unfinished
+
+
+def test_a_machine_that_went_away_is_back_when_it_was_healed():
+    (stop,) = interruptions(events("run_started", "machine_away", "machine_back", "healed", "healed", "cell_done"))
+    assert (stop.start[-3:], stop.end[-3:]) == ("01Z", "04Z")
+    assert len(stop.healed) == 2
+
+
+def test_a_machine_that_did_not_come_back_is_not_over():
+    (stop,) = interruptions(events("run_started", "machine_away"))
+    assert stop.end == ""
+
+
+def test_a_killed_gpuctl_is_an_interruption():
+    (stop,) = interruptions(events("run_started", "cell_done", "run_started", "cell_done", "run_finished"))
+    assert stop.what == "gpuctl was interrupted"
+    assert (stop.start[-3:], stop.end[-3:]) == ("01Z", "02Z")
+
+
+# --- small parts ---
+
+
+def test_the_value_of_a_flag():
+    assert flag(["--tp", "4", "--tp=8"], "--tp") == "8"
+    assert flag(["--x"], "--tp") is None
+    assert flag(["--tp"], "--tp") == ""
+
+
+def test_a_metric_that_nobody_described_is_judged_by_its_unit():
+    assert metric("new_tok_s", "tok/s").better == 1
+    assert metric("new_ms", "ms").better == -1
+    assert metric("new_count", "tokens").better == 0
