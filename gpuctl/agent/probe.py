@@ -64,6 +64,7 @@ GLOBS = """
 /etc/modprobe.d/*.conf /etc/modules-load.d/*.conf /etc/ld.so.conf.d/*.conf
 /etc/apt/preferences.d/*nvidia* /etc/systemd/system/*nvidia* /etc/udev/rules.d/*nvidia*
 /sys/devices/system/node/node*/cpulist /sys/devices/system/node/node*/meminfo
+/sys/devices/system/cpu/cpufreq/policy*/scaling_governor
 """.split()
 
 NODE_GLOBS = ["/dev/nvidia*", "/dev/nvidia-caps/*", "/dev/dri/*", "/dev/vfio/*", "/dev/kfd"]

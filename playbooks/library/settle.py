@@ -82,7 +82,7 @@ def seen(setting):
         text = found.group(1)
     if setting.get("mask"):
         try:
-            text = "%x" % (int(text, 16) & int(setting["mask"], 16))
+            text = "%0*x" % (len(setting["mask"]), int(text, 16) & int(setting["mask"], 16))
         except ValueError:
             raise Failed("not understood: %s" % text[:100]) from None
     return text

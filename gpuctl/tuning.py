@@ -1,0 +1,311 @@
+"""Settings of a node that change what is measured: what a profile wants, why, and how each is read and set. Pure.
+
+The settings are data for the module `settle` (playbooks/library), which reads, sets and reads back. All of them hold
+for the whole node: a container cannot set them, and everything on the node lives with them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuctl.box import Snapshot, Unknown
+from gpuctl.facts import pci, pcie
+from gpuctl.facts.pcie import Function, Port
+
+PROFILES = ("none", "latency", "throughput")
+READ_REQUESTS = (128, 256, 512, 1024, 2048, 4096)
+
+MAX_READ_REQUEST = (
+    "MaxReadReq bounds what a device asks for in one read. On boxes with PCIe switches it brings little: the switches' "
+    "ports stay at 128 whatever is written, writes between GPUs are not reads, and 512, the default, was the best of "
+    "128, 512 and 4096 where it was measured. Set it only to measure it."
+)
+
+
+class CannotTune(ValueError):
+    """What is asked for cannot be set here. The message is one line."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value of the machine. `how` is what `settle` takes beside name and want; `seen` None where it is not known.
+
+    `words` are values as people write them; `note` what else to know.
+    """
+
+    name: str
+    want: str
+    reason: str
+    source: str
+    how: Mapping[str, Any]
+    seen: str | None = None
+    words: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def well(self) -> bool:
+        return self.seen == self.want
+
+    def in_words(self, value: str | None) -> str:
+        return "not known" if value is None else self.words.get(value, value)
+
+    def as_job(self) -> dict[str, Any]:
+        return {"name": self.name, "want": self.want, **self.how}
+
+    @property
+    def command(self) -> str:
+        """What a person would type."""
+        if "file" in self.how:
+            return f"echo {self.want} > {self.how['file']}"
+        return " ".join(word.replace("{value}", self.want) for word in self.how["set"])
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What is set beyond the profile, each because somebody asked for it."""
+
+    max_read_request: int | None = None  # bytes
+    power_w: int | None = None
+    no_acs_redirect: bool = False
+
+
+def wanted(node: Snapshot, profile: str, wishes: Wishes | None = None) -> tuple[Setting, ...]:
+    """The settings of a profile, with what the snapshot saw. Raises CannotTune."""
+    wishes = wishes or Wishes()
+    if profile not in PROFILES:
+        raise CannotTune(f"profile: {profile!r} is not known; there are {', '.join(PROFILES)}")
+    found: list[Setting] = []
+    if profile != "none":
+        found += [*_numa_balancing(node), *_governors(node), *_huge_pages(node, profile), *_persistence(node)]
+    if wishes.power_w is not None:
+        found += _power(node, wishes.power_w)
+    if wishes.max_read_request is not None:
+        found += _read_requests(node, wishes.max_read_request)
+    if wishes.no_acs_redirect:
+        found += _access_control(node)
+    return tuple(found)
+
+
+def _text(node: Snapshot, path: str) -> str | None:
+    try:
+        return node.file(path).strip()
+    except Unknown:
+        return None
+
+
+def numa_nodes(node: Snapshot) -> dict[int, str]:
+    """NUMA node -> its CPUs ("0-63,128-191"), those that have CPUs."""
+    found = {}
+    for path, text in node.files("/sys/devices/system/node/node", "/cpulist").items():
+        number = re.search(r"node(\d+)/cpulist$", path)
+        if number and text.strip():
+            found[int(number[1])] = text.strip()
+    return dict(sorted(found.items()))
+
+
+def _numa_balancing(node: Snapshot) -> Iterator[Setting]:
+    path = "/proc/sys/kernel/numa_balancing"
+    if len(numa_nodes(node)) < 2:
+        return
+    yield Setting(
+        "kernel.numa_balancing",
+        "0",
+        "pages are unmapped all the time to see who uses them; a server bound to its node gains nothing by it",
+        "kernel documentation, sysctl/kernel: off where the workload is bound to nodes; so in tuned's hpc-compute",
+        {"file": path},
+        _text(node, path),
+    )
+
+
+def _governors(node: Snapshot) -> Iterator[Setting]:
+    for path, text in sorted(node.files("/sys/devices/system/cpu/cpufreq/policy", "/scaling_governor").items()):
+        yield Setting(
+            f"governor {path.split('/')[-2]}",
+            "performance",
+            "the threads that launch kernels sleep between steps: a slow clock at each waking is time per token",
+            "tuned: latency-performance, throughput-performance and hpc-compute set it",
+            {"file": path, "optional": True},
+            text.strip(),
+        )
+
+
+def _huge_pages(node: Snapshot, profile: str) -> Iterator[Setting]:
+    path, pick = "/sys/kernel/mm/transparent_hugepage/enabled", r"\[(\w+)\]"
+    text = _text(node, path)
+    seen = re.search(pick, text) if text is not None else None
+    always = profile == "throughput"
+    yield Setting(
+        "transparent huge pages",
+        "always" if always else "madvise",
+        "fewer page table walks over large buffers"
+        if always
+        else "no compaction while answering; who gains asks for it",
+        "tuned's throughput-performance and hpc-compute"
+        if always
+        else "kernel documentation, admin-guide/mm/transhuge",
+        {"file": path, "pick": pick},
+        seen[1] if seen else None,
+    )
+
+
+def _gpus(node: Snapshot) -> Sequence[Mapping[str, Any]]:
+    answers = node.mapping("nvml").get("root")
+    gpus = answers.get("gpus") if isinstance(answers, Mapping) else None
+    return [gpu for gpu in gpus if isinstance(gpu, Mapping) and gpu.get("bus")] if isinstance(gpus, list) else []
+
+
+def _smi(gpu: Mapping[str, Any], query: str) -> list[str]:
+    # In capitals, as `-pm` takes it back.
+    bus = full_address(pci.normal_address(str(gpu["bus"])))
+    line = f"nvidia-smi -i {bus} --query-gpu={query} --format=csv,noheader,nounits | tr a-z A-Z"
+    return ["sh", "-c", f"set -e; {line}"]
+
+
+def _persistence(node: Snapshot) -> Iterator[Setting]:
+    for gpu in _gpus(node):
+        bus = pci.normal_address(str(gpu["bus"]))
+        yield Setting(
+            f"persistence mode {bus}",
+            "ENABLED",
+            "without it the driver lets the GPU go when nobody uses it, and power limit and clocks with it",
+            "NVIDIA: driver persistence (nvidia-persistenced is the better way where it is installed)",
+            {"read": _smi(gpu, "persistence_mode"), "set": ["nvidia-smi", "-i", bus, "-pm", "{value}"]},
+            {0: "DISABLED", 1: "ENABLED"}.get(gpu.get("persistence", -1)),
+        )
+
+
+def _power(node: Snapshot, watts: int) -> Iterator[Setting]:
+    gpus = _gpus(node)
+    if not gpus:
+        raise CannotTune("power: no GPU answered, so that its range is not known")
+    for gpu in gpus:
+        bus, limits = pci.normal_address(str(gpu["bus"])), gpu.get("power_limit_range_mw")
+        if not isinstance(limits, list) or len(limits) != 2:
+            raise CannotTune(f"power: GPU {bus} does not say its range")
+        low, high = (int(limit) // 1000 for limit in limits)
+        if not low <= watts <= high:
+            raise CannotTune(
+                f"power: {watts} W is outside of what GPU {bus} ({gpu.get('name')}) takes: {low} to {high} W"
+            )
+        now = gpu.get("power_limit_mw")
+        yield Setting(
+            f"power limit {bus}",
+            f"{watts}.00",
+            "asked for; clocks under load follow it, and so do all figures",
+            "the card's own range, by NVML",
+            {"read": _smi(gpu, "power.limit"), "set": ["nvidia-smi", "-i", bus, "-pl", "{value}"]},
+            f"{now / 1000:.2f}" if isinstance(now, int) else None,
+            {f"{watts}.00": f"{watts} W"},
+        )
+
+
+def full_address(address: str) -> str:
+    """The address, if it names one function: setpci writes to all that a shorter one matches. Raises CannotTune."""
+    if not re.fullmatch(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-1][0-9a-f]\.[0-7]", address):
+        raise CannotTune(f"PCI address: {address!r} is not of the form 0000:41:00.0")
+    return address
+
+
+def read_request(address: str, size: int, *, seen: int | None = None, may_ignore: bool = False) -> Setting:
+    """MaxReadReq of one function: bits 14:12 of Device Control (CAP_EXP+8), and those alone. Raises CannotTune.
+
+    Bit 15 of that register resets an endpoint, and the lower bits hold MaxPayload and error reporting: only the masked
+    form is ever written.
+    """
+    full_address(address)
+    if size not in READ_REQUESTS:
+        raise CannotTune(f"MaxReadReq: {size} bytes; there are {', '.join(map(str, READ_REQUESTS))}")
+    words = {_bits(each): f"{each} B" for each in READ_REQUESTS}
+    how: dict[str, Any] = {
+        "read": ["setpci", "-s", address, "CAP_EXP+8.w"],
+        "set": ["setpci", "-s", address, "CAP_EXP+8.w={value}:7000"],
+        "mask": "7000",
+    }
+    return Setting(
+        f"MaxReadReq {address}",
+        _bits(size),
+        "asked for; " + MAX_READ_REQUEST,
+        "PCI Express Base Specification 7.5.3.4; local-inference-lab/rtx6kpro measured it",
+        {**how, "may_ignore": True} if may_ignore else how,
+        _bits(seen) if seen in READ_REQUESTS else None,
+        words,
+        "a switch's port: most ignore it" if may_ignore else "",
+    )
+
+
+def _bits(size: int) -> str:
+    return f"{READ_REQUESTS.index(size)}000"
+
+
+def _above_gpus(tree: Mapping[str, Function]) -> list[Function]:
+    """The first function of each GPU and the ports above them, each once, in the order of the tree."""
+    found: dict[str, Function] = {}
+    for function in tree.values():
+        if function.device.is_gpu and function.address.endswith(".0"):
+            at: Function | None = function
+            while at is not None and at.address not in found:
+                found[at.address] = at
+                at = tree.get(at.parent or "")
+    return [function for address, function in tree.items() if address in found]
+
+
+def _tree(node: Snapshot) -> Mapping[str, Function]:
+    try:
+        return node[pcie.TREE]
+    except Unknown as unknown:
+        raise CannotTune(f"PCIe: {unknown}") from None
+
+
+def _read_requests(node: Snapshot, size: int) -> Iterator[Setting]:
+    for function in _above_gpus(_tree(node)):
+        switch = function.port in (Port.UPSTREAM, Port.DOWNSTREAM)
+        yield read_request(function.address, size, seen=function.max_read_request, may_ignore=switch)
+
+
+def _access_control(node: Snapshot) -> Iterator[Setting]:
+    tree = _tree(node)
+    vms = [function.address for function in tree.values() if function.device.driver == "vfio-pci"]
+    vms += sorted(path for path in node.mapping("nodes") if re.fullmatch(r"/dev/vfio/\d+", path))
+    if vms:
+        raise CannotTune(f"ACS: {', '.join(vms)} is for virtual machines (VFIO): redirection is what keeps them apart")
+    for function in _above_gpus(tree):
+        if function.acs is None or not function.acs.can_redirect:
+            continue
+        now = (0x4 if function.acs.request_redirect else 0) | (0x8 if function.acs.completion_redirect else 0)
+        address = full_address(function.address)
+        yield Setting(
+            f"ACS redirect {address}",
+            "000",
+            "traffic between GPUs of a switch goes up to the CPU and back: 16 instead of 55 GB/s, on AMD a hang",
+            "PCI Express Base Specification 7.7.11; NVIDIA/nccl#2079; rtx6kpro",
+            {
+                "read": ["setpci", "-s", address, "ECAP_ACS+6.w"],
+                "set": ["setpci", "-s", address, "ECAP_ACS+6.w={value}:00c"],
+                "mask": "00c",
+            },
+            f"{now:03x}",
+            {"000": "off", "004": "requests", "008": "completions", "00c": "requests and completions"},
+            "takes the isolation between devices away: not with virtual machines",
+        )
+
+
+def guest_cpus(node: Snapshot, gpus: Sequence[str]) -> tuple[str, ...]:
+    """Lines for a guest's configuration that keep it on the NUMA node of its GPUs; none where they are on several.
+
+    Proxmox spreads `cores: N` over all nodes at random, and moves them, unless these lines are there.
+    """
+    try:
+        tree = node[pcie.TREE]
+    except Unknown:
+        return ()
+    nodes = {tree[address].numa for address in gpus if address in tree}
+    cpus = numa_nodes(node)
+    if len(nodes) != 1 or len(cpus) < 2:
+        return ()
+    (number,) = nodes
+    if number is None or number not in cpus:
+        return ()
+    return (f"lxc.cgroup2.cpuset.cpus: {cpus[number]}", f"lxc.cgroup2.cpuset.mems: {number}")
