@@ -69,3 +69,16 @@ def test_a_package_that_is_missing_is_named():
 def test_an_error_is_one_line():
     with pytest.raises(pdf.CannotCompile, match=r"fails: Undefined control sequence.; --format latex"):
         pdf.compile(rb"\documentclass{article}\begin{document}\undefined\end{document}")
+
+
+@pytest.mark.skipif(
+    not (shutil.which("lualatex") and subprocess.run(["kpsewhich", "luaotfload.sty"], capture_output=True).stdout),
+    reason="no LuaLaTeX here",
+)
+def test_where_there_is_only_lualatex_it_does_as_well(monkeypatch, tmp_path):
+    missing = ("pdflatex", "latexmk")
+    monkeypatch.setattr(pdf.shutil, "which", lambda name, find=shutil.which: None if name in missing else find(name))
+    run = load_run(runfolders.small(tmp_path / "run"))
+    data = render(run, "pdf")
+    assert data.startswith(b"%PDF-")
+    assert render(run, "pdf") == data
