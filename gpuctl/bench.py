@@ -100,15 +100,21 @@ def bench(
     supervisor = _supervisor(inventory, target, survey)
     if not options.check:
         _stop_orphans(supervisor, inventory.campaign, run, tell)
-    todos = []
-    for name, cells in by_server.items():
-        todo = _compare(name, cells, launches[name], inventory, survey, run, options, outcome, tell)
-        if todo is not None:
-            todos.append(todo)
-    if options.check:
-        return outcome
-    for todo in todos:
-        _serve_and_measure(todo, inventory, plan, target, supervisor, survey, run, tell, outcome)
+    try:
+        todos = []
+        for name, cells in by_server.items():
+            todo = _compare(name, cells, launches[name], inventory, survey, run, options, outcome, tell)
+            if todo is not None:
+                todos.append(todo)
+        if options.check:
+            return outcome
+        for todo in todos:
+            _serve_and_measure(todo, inventory, plan, target, supervisor, survey, run, tell, outcome)
+    except BaseException:
+        # Whatever it was interrupted in, also in stopping a server: nothing that this campaign started stays behind.
+        if not options.check:
+            _stop_orphans(supervisor, inventory.campaign, run, lambda _event, **_facts: None)
+        raise
     run.event("run_finished", phase=phase, done=len(outcome.done), kept=len(outcome.kept), failed=len(outcome.failed))
     return outcome
 

@@ -93,6 +93,7 @@ def test_continues_after_being_killed_at_any_moment(desk):
     kept: dict[str, tuple] = {}
     kills = 0
     while kills < 22:
+        before = set(desk.servers_running())  # of a run that was killed: found and stopped once this one gets so far
         process = desk.start("bench", "p", *(["--fresh"] if kills % 11 == 10 else []))
         if kills % 11 == 10:
             kept = {}
@@ -109,7 +110,7 @@ def test_continues_after_being_killed_at_any_moment(desk):
             process.communicate(timeout=60)
             kills += 1
             if number == signal.SIGINT and process.returncode == 4:
-                assert desk.servers_running() == []
+                assert set(desk.servers_running()) <= before
         for name, record in desk.records().items():  # every file that is there is whole
             assert record["state"] == "ok", record["failure"]
             stamp = (record["started"], record["ended"])
