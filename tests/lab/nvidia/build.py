@@ -23,6 +23,7 @@ LIBRARIES = {
     "libnvidia-ml.so": ("libnvidia-ml.c", [HIDDEN, "-Wl,-soname,libnvidia-ml.so.1", "-ldl"]),
 }
 PROGRAMS = {
+    "attempt": ("attempt.c", []),
     "nvidia-smi": ("nvidia-smi.c", ["-ldl"]),
     "nvidia-modprobe": ("nvidia-modprobe.c", []),
     "nvidia-persistenced": ("nvidia-persistenced.c", []),

@@ -119,6 +119,12 @@ class Driver:
         self.log: list[tuple[float, str]] = []
         self._clock, self._boot = clock, clock()
 
+    @property
+    def reserved(self) -> int:
+        """Bytes of a GPU's memory the driver keeps for itself; not a whole number of MiB, which is why nvidia-smi's
+        sums seem one off."""
+        return self.hardware.model.reserved_mib * MIB - 3 * MIB // 4
+
     # ---- modules ----
 
     def load(self, module: str) -> None:
@@ -230,7 +236,7 @@ class Driver:
                 return self._allocate(self.states[device.gpu], caller, int(size))
             case ["memory"] if device.gpu is not None:
                 model = self.hardware.model
-                return f"ok {self._free(self.states[device.gpu])} {(model.memory_mib - model.reserved_mib) * MIB}"
+                return f"ok {self._free(self.states[device.gpu])} {model.memory_mib * MIB - self.reserved}"
             case ["mismatch", version]:
                 self.mismatch(caller.name, version)
                 return "ok"
@@ -253,8 +259,8 @@ class Driver:
                 "subsystem_id": f"0x{model.subsystem_id:04X}10DE", "class": model.pci_class,
                 "brand": model.brand, "brand_number": model.brand_number, "architecture": model.architecture,
                 "nvml_architecture": model.nvml_architecture, "compute": f"{model.compute[0]}.{model.compute[1]}",
-                "memory_mib": model.memory_mib, "reserved_mib": model.reserved_mib, "bar1_mib": model.bar1_mib,
-                "used_bytes": used + (9 * MIB if busy else 0), "video_bios": model.video_bios,
+                "memory_mib": model.memory_mib, "reserved_bytes": self.reserved, "bar1_mib": model.bar1_mib,
+                "used_bytes": used + (17 * MIB // 2 if busy else 0), "video_bios": model.video_bios,
                 "board_part": model.board_part, "module_id": model.numa_hint, "ecc": int(model.ecc),
                 "power_mw": (model.power_w[0] + 40 * busy) * 1000 + 390 + gpu.minor * 70,
                 "power_min_mw": model.power_w[1] * 1000, "power_default_mw": model.power_w[2] * 1000,
@@ -337,7 +343,7 @@ class Driver:
     def _free(self, state: State) -> int:
         model = self.hardware.model
         used = sum(h.allocated + h.contexts * model.context_mib * MIB for h in state.holders.values())
-        return (model.memory_mib - model.reserved_mib) * MIB - used
+        return model.memory_mib * MIB - self.reserved - used
 
     def ended(self, pid: int) -> bool:
         """A process is gone and with it what it held. True if it held anything."""

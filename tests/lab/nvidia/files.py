@@ -150,6 +150,7 @@ def _proc(proc: Path, driver: Driver) -> None:
     _file(caps / "mig-minors", "config 1\nmonitor 2\n")
     _file(caps / "sys-minors", "fabric-imex-mgmt 3\n")
     _file(caps / "nvlink-minors", "fabric-mgmt 0\n")
+    _file(nvlink / "capabilities/fabric-mgmt", "DeviceFileMinor: 0\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
     _file(nvlink / "permissions", "DeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 438\nDeviceFileModify: 1\n")
     bios = driver.hardware.model.video_bios.lower()
     for minor, state in driver.states.items():

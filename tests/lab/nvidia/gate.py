@@ -5,13 +5,15 @@ src/gate.c explains the mechanism. Needs root, seccomp user notification (Linux 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import errno
 import os
 import re
 import shutil
 import signal
 import socket
+import struct
+import subprocess
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -33,27 +35,6 @@ class Event(ctypes.Structure):
     ]
 
 
-class _Caller(ctypes.Structure):
-    _fields_ = [
-        ("pid", ctypes.c_uint32),
-        ("uid", ctypes.c_uint32),
-        ("gid", ctypes.c_uint32),
-        ("caps", ctypes.c_uint64),
-        ("cgroup", ctypes.c_int32),
-        ("ngroups", ctypes.c_uint32),
-        ("groups", ctypes.c_uint32 * 64),
-    ]
-
-
-class Verdict(ctypes.Structure):
-    _fields_ = [
-        ("error", ctypes.c_int32),
-        ("mode", ctypes.c_uint32),
-        ("major", ctypes.c_uint32),
-        ("minor", ctypes.c_uint32),
-    ]
-
-
 @cache
 def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(str(built().gate))
@@ -65,7 +46,6 @@ def _library() -> ctypes.CDLL:
     library.gate_continue.argtypes = [ctypes.c_int, ctypes.c_uint64]
     library.gate_answer.argtypes = [ctypes.c_int, ctypes.c_uint64, ctypes.c_int64, ctypes.c_int]
     library.gate_give.argtypes = [ctypes.c_int, ctypes.c_uint64, ctypes.c_int, ctypes.c_int]
-    library.gate_try.argtypes = [ctypes.POINTER(_Caller), ctypes.POINTER(Event), ctypes.POINTER(Verdict)]
     return library
 
 
@@ -102,17 +82,14 @@ class Process:
     def is_administrator(self) -> bool:
         return bool(self.capabilities & (1 << 21))  # CAP_SYS_ADMIN
 
-    def cgroup(self) -> int | None:
-        """An fd of cgroup.procs of its cgroup v2, to be closed by the caller; None where there is none."""
+    def cgroup(self) -> str:
+        """cgroup.procs of its cgroup v2; empty where there is none."""
         found = re.search(r"^0::(.*)$", Path(f"/proc/{self.pid}/cgroup").read_text(), re.M)
         mount = _cgroup2()
-        if not found or mount is None or found[1].startswith("/.."):
-            return None
-        with contextlib.suppress(OSError):
-            return os.open(f"{mount}{found[1]}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
-        return None
+        return f"{mount}{found[1]}/cgroup.procs" if found and mount and not found[1].startswith("/..") else ""
 
 
+@cache
 def _cgroup2() -> str | None:
     mounted = None
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
@@ -156,24 +133,10 @@ class Gate:
         _library().gate_answer(self._listener, event.id, 0, error)
 
     def give(self, event: Event, fd: int) -> None:
-        """The open succeeds: the caller gets a copy of `fd`."""
-        _library().gate_give(self._listener, event.id, fd, int(bool(event.flags & os.O_CLOEXEC)))
-
-    @staticmethod
-    def attempt(event: Event, process: Process) -> Verdict | None:
-        """What the kernel itself would answer this open of a device. None: cannot be told."""
-        verdict, cgroup = Verdict(), process.cgroup()
-        groups = [int(n) for n in process.status["Groups"].split()][:64]
-        caller = _Caller(
-            pid=event.pid, uid=process.uids[3], gid=int(process.status["Gid"].split()[3]), caps=process.capabilities,
-            cgroup=-1 if cgroup is None else cgroup, ngroups=len(groups), groups=(ctypes.c_uint32 * 64)(*groups),
-        )  # fmt: skip
-        try:
-            done = _library().gate_try(ctypes.byref(caller), ctypes.byref(event), ctypes.byref(verdict))
-        finally:
-            if cgroup is not None:
-                os.close(cgroup)
-        return verdict if done == 0 else None
+        """The open succeeds: the caller gets a copy of `fd`, unless it may not have another (EMFILE)."""
+        given = _library().gate_give(self._listener, event.id, fd, int(bool(event.flags & os.O_CLOEXEC)))
+        if given < 0 and given != -errno.ENOENT:
+            self.fail(event, -given)
 
     @staticmethod
     def read(event: Event, at: int, size: int) -> bytes:
@@ -189,6 +152,31 @@ class Gate:
         put = _library().gate_write(event.pid, at, data, len(data))
         if put < 0:
             raise OSError(-put, os.strerror(-put))
+
+
+class Attempts:
+    """src/attempt.c: what the kernel itself would answer to an open. For one thread at a time."""
+
+    _REQUEST = struct.Struct("=IIIiQQiI64I1024s4096s")
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        program = str(built()["attempt"])
+        self._process = subprocess.Popen([program], stdin=theirs, stdout=theirs, start_new_session=True)
+        theirs.close()
+        self._socket = ours
+
+    def __call__(self, event: Event, process: Process) -> int | None:
+        """The errno, 0 for success, None when it cannot be told."""
+        groups = [int(n) for n in process.status["Groups"].split()][:64]
+        request = self._REQUEST.pack(
+            event.pid, process.uids[3], int(process.status["Gid"].split()[3]), int(not process.in_first_user_namespace),
+            int(process.status["CapEff"], 16), event.flags, event.dirfd, len(groups), *groups, *[0] * (64 - len(groups)),
+            process.cgroup().encode(), event.path,
+        )  # fmt: skip
+        self._socket.sendall(request)
+        (answer,) = struct.unpack("=i", self._socket.recv(4))
+        return None if answer < 0 else answer
 
 
 def start(argv: Sequence[str], before: Callable[[], None] = lambda: None) -> tuple[int, Gate]:

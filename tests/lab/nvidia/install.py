@@ -28,6 +28,7 @@ def install_libraries(root: Path, version: str) -> None:
         _put(built()[name], place / f"{name}.{version}", 0o644)
         (place / f"{name}.1").symlink_to(f"{name}.{version}")
         (place / name).symlink_to(f"{name}.1")
+    (root / "etc").mkdir(exist_ok=True)
     subprocess.run(["ldconfig", "-r", str(root)], check=True, stdin=subprocess.DEVNULL, capture_output=True)
 
 
@@ -46,8 +47,9 @@ def install_guest(root: Path, version: str | None = None, toolkit: bool = True) 
         stubs, compat = root / TOOLKIT / "lib64/stubs", root / TOOLKIT / "compat"
         for name in ("libcuda.so", "libcuda.so.1"):
             _put(built()["libcuda-stub.so"], stubs / name, 0o644)
-        _put(built()["libcuda.so"], compat / "libcuda.so.590.48.01", 0o644)
-        _link(compat / "libcuda.so.1", "libcuda.so.590.48.01")
+        other = f"libcuda.so.{version.split('.')[0]}.45.04"  # of the same branch, as a toolkit of the day has it
+        _put(built()["libcuda.so"], compat / other, 0o644)
+        _link(compat / "libcuda.so.1", other)
         _link(compat / "libcuda.so", "libcuda.so.1")
         _link(root / "usr/local/cuda", "cuda-13.2")
     (root / HOME / "kernel").mkdir(parents=True, exist_ok=True)

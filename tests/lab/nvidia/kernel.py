@@ -25,7 +25,7 @@ from pathlib import Path
 
 from tests.lab.nvidia import files
 from tests.lab.nvidia.driver import Caller, Config, Device, Driver, Refused
-from tests.lab.nvidia.gate import Event, Gate, Process, exit_code, private_tmpfs, start
+from tests.lab.nvidia.gate import Attempts, Event, Gate, Process, exit_code, private_tmpfs, start
 
 HOME = "var/lib/nvidia-double"  # below a node's root
 PROC_MAGIC = 0x9FA0
@@ -48,6 +48,7 @@ class Kernel:
         registered = {int(line.split()[0]) for line in real.partition("Block")[0].splitlines()[1:] if line.strip()}
         self.driver = Driver(self.config(), registered)
         self.driver.cpus = files.numa_cpus(self.driver)
+        self._attempt = Attempts()
         self._tmpfs = private_tmpfs()
         self._tmpfs_device = os.fstat(self._tmpfs).st_dev
         self._watched: set[int] = set()
@@ -118,8 +119,7 @@ class Kernel:
             return
         # The kernel's own word first: rights, mount flags and the device cgroup are its business. Only where it would
         # say "allowed, but nobody is there" does the driver answer.
-        verdict = gate.attempt(event, Process(event.pid))
-        if verdict is None or verdict.error != errno.ENXIO:
+        if self._attempt(event, Process(event.pid)) != errno.ENXIO:
             gate.go_on(event)
             return
         refused = self.driver.opened(device)

@@ -8,27 +8,16 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/audit.h>
-#include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/openat2.h>
 #include <linux/seccomp.h>
 #include <poll.h>
-#include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/fsuid.h>
 #include <sys/ioctl.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
-#include <sys/vfs.h>
-#include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #ifndef SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV
@@ -212,97 +201,4 @@ int gate_next(int listener, struct event *event)
             return 1;
         gate_continue(listener, call.id);
     }
-}
-
-struct caller {
-    uint32_t pid;
-    uint32_t uid, gid; /* fsuid and fsgid, in this process's user namespace */
-    uint64_t caps;     /* effective capabilities that count in this user namespace */
-    int32_t cgroup;    /* an fd of cgroup.procs of its cgroup, or -1 */
-    uint32_t ngroups;
-    uint32_t groups[64];
-};
-
-struct verdict {
-    int32_t error; /* errno of the open, 0 if it succeeded */
-    uint32_t mode;
-    uint32_t major, minor;
-};
-
-static void as_caller(const struct caller *who, const struct event *event, struct verdict *verdict)
-{
-    char place[64];
-    struct stat found;
-    verdict->error = EAGAIN;
-    if (who->cgroup >= 0 && write(who->cgroup, "0", 1) != 1)
-        _exit(1);
-    if (event->path[0] != '/') {
-        if (event->dirfd == AT_FDCWD)
-            snprintf(place, sizeof place, "/proc/%u/cwd", who->pid);
-        else
-            snprintf(place, sizeof place, "/proc/%u/fd/%d", who->pid, event->dirfd);
-        if (chdir(place))
-            _exit(2);
-    }
-    snprintf(place, sizeof place, "/proc/%u/root", who->pid);
-    if (chroot(place))
-        _exit(3);
-    if (syscall(SYS_setgroups, (size_t)who->ngroups, who->groups)) /* glibc's would look for other threads */
-        _exit(4);
-    setfsgid(who->gid);
-    setfsuid(who->uid);
-    struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
-    struct __user_cap_data_struct sets[2];
-    if (syscall(SYS_capget, &header, sets))
-        _exit(5);
-    sets[0].effective = sets[0].permitted & (uint32_t)who->caps;
-    sets[1].effective = sets[1].permitted & (uint32_t)(who->caps >> 32);
-    if (syscall(SYS_capset, &header, sets))
-        _exit(6);
-    if (fstatat(AT_FDCWD, event->path, &found, event->flags & O_NOFOLLOW ? AT_SYMLINK_NOFOLLOW : 0)) {
-        verdict->error = errno;
-        _exit(0);
-    }
-    verdict->mode = found.st_mode;
-    verdict->major = (uint32_t)((found.st_rdev >> 8) & 0xfff);
-    verdict->minor = (uint32_t)((found.st_rdev & 0xff) | ((found.st_rdev >> 12) & ~0xffu));
-    if (S_ISCHR(found.st_mode)) {
-        int fd = open(event->path, (int)(event->flags & (O_ACCMODE | O_NOFOLLOW)) | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-        verdict->error = fd < 0 ? errno : 0;
-    }
-    _exit(0);
-}
-
-/* What the kernel would answer the caller, found out by a child that stands in its cgroup, root and credentials. */
-int gate_try(const struct caller *who, const struct event *event, struct verdict *verdict)
-{
-    struct verdict *shared =
-        mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (shared == MAP_FAILED)
-        return -errno;
-    memset(shared, 0, sizeof *shared);
-    pid_t child = fork();
-    if (child == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        as_caller(who, event, shared);
-    }
-    int status = 0, result = -ETIMEDOUT;
-    for (int waited = 0; child > 0 && waited < 20000; waited++) {
-        pid_t ended = waitpid(child, &status, WNOHANG);
-        if (ended == child) {
-            result = WIFEXITED(status) && WEXITSTATUS(status) == 0 ? 0 : -EINVAL;
-            break;
-        }
-        struct timespec pause = {0, 100000};
-        nanosleep(&pause, NULL);
-    }
-    if (child < 0)
-        result = -errno;
-    else if (result == -ETIMEDOUT) {
-        kill(child, SIGKILL);
-        waitpid(child, &status, 0);
-    }
-    *verdict = *shared;
-    munmap(shared, sizeof *shared);
-    return result;
 }

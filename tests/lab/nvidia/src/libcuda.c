@@ -95,7 +95,8 @@ static int open_gpus(const char *state)
         nv_find(state, KEY("uuid"), gpu->uuid, sizeof gpu->uuid);
         nv_find(state, KEY("address"), gpu->address, sizeof gpu->address);
         nv_find(state, KEY("name"), gpu->name, sizeof gpu->name);
-        gpu->memory = (unsigned long long)(nv_number(state, KEY("memory_mib"), 0) - nv_number(state, KEY("reserved_mib"), 0)) << 20;
+        gpu->memory = ((unsigned long long)nv_number(state, KEY("memory_mib"), 0) << 20) -
+                      (unsigned long long)nv_number(state, KEY("reserved_bytes"), 0);
         nv_find(state, KEY("compute"), text, sizeof text);
         (void)sscanf(text, "%d.%d", &gpu->major_cc, &gpu->minor_cc);
         nv_prepare(gpu->minor);

@@ -101,18 +101,25 @@ static int from_errno(int error)
     }
 }
 
+/* Events and pipes a client of the driver has once in a process, whether it gets to the driver or not. */
+static void client_fds(void)
+{
+    static int done;
+    int pair[2];
+    if (done++)
+        return;
+    for (int i = 0; i < 2; i++)
+        if (eventfd(0, EFD_CLOEXEC) < 0 || pipe2(pair, O_CLOEXEC))
+            return;
+}
+
 static int initialise(void)
 {
     char own[64], driver[64];
-    int pair[2];
-    for (int i = 0; i < 2; i++)
-        keep(eventfd(0, EFD_CLOEXEC));
-    for (int i = 0; i < 2; i++)
-        if (!pipe2(pair, O_CLOEXEC)) {
-            keep(pair[0]);
-            keep(pair[1]);
-        }
+    client_fds();
     nv_prepare(255);
+    nv_make_capability_node("/proc/driver/nvidia/capabilities/mig/config");
+    nv_make_capability_node("/proc/driver/nvidia/capabilities/mig/monitor");
     int fd = nv_open("/dev/nvidiactl");
     if (fd < 0)
         return from_errno(-fd);
@@ -145,6 +152,7 @@ static int initialise(void)
         ndevices++;
     }
     /* What else a real one opens. None of it is missed. */
+    nv_make_uvm_nodes(0);
     keep(open("/dev/nvidia-uvm", O_RDWR | O_CLOEXEC));
     keep(open("/dev/nvidia-caps/nvidia-cap1", O_RDONLY | O_CLOEXEC));
     keep(open("/dev/nvidia-caps/nvidia-cap2", O_RDONLY | O_CLOEXEC));
@@ -466,7 +474,7 @@ EXPORT int nvmlDeviceGetMemoryInfo(void *handle, unsigned long long *memory)
 {
     DEVICE(handle)
     /* The first version counts what the driver keeps for itself as used. */
-    unsigned long long total = MIB(number(device, "memory_mib")), reserved = MIB(number(device, "reserved_mib")),
+    unsigned long long total = MIB(number(device, "memory_mib")), reserved = (unsigned long long)number(device, "reserved_bytes"),
                        used = (unsigned long long)number(device, "used_bytes");
     memory[0] = total;
     memory[1] = total - reserved - used;
@@ -487,7 +495,7 @@ EXPORT int nvmlDeviceGetMemoryInfo_v2(void *handle, struct memory_v2 *memory)
     if (memory->version != (sizeof *memory | 2u << 24))
         return ARGUMENT_VERSION_MISMATCH;
     memory->total = MIB(number(device, "memory_mib"));
-    memory->reserved = MIB(number(device, "reserved_mib"));
+    memory->reserved = (unsigned long long)number(device, "reserved_bytes");
     memory->used = (unsigned long long)number(device, "used_bytes");
     memory->free = memory->total - memory->reserved - memory->used;
     return SUCCESS;

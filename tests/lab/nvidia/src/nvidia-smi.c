@@ -203,7 +203,7 @@ static void summary(void)
         snprintf(mode, sizeof mode, "%s", compute == 3 ? "E. Process" : mode_name(compute, 0));
         printf("| %3u  %-27s    %-3s |   %-16s Off | %20s |\n", gpus[i].index, name,
                asked("DeviceGetPersistenceMode", h) ? "On" : "Off", gpus[i].bus, ecc ? "0" : "Off");
-        printf("| N/A  %3uC    P%-2u           %4uW / %4uW | %7uMiB / %6uMiB | %6u%%   %10s |\n", temperature,
+        printf("| N/A  %3uC    P%-2u          %4uW / %4uW | %7uMiB / %6uMiB | %6u%%   %10s |\n", temperature,
                asked("DeviceGetPerformanceState", h), asked("DeviceGetPowerUsage", h) / 1000,
                asked("DeviceGetEnforcedPowerLimit", h) / 1000, mib(memory.used), mib(memory.total), rates[0], mode);
         printf("|                                         |                        | %20s |\n", "Disabled");
@@ -298,6 +298,7 @@ static void query_identity(const struct gpu *gpu)
     absent(2, "Current|Pending");
     field(1, "Serial Number", "%s", serial);
     field(1, "GPU UUID", "%s", gpu->uuid);
+    field(1, "GPU PDI", "0x%016llx", 0x71fa013c34f90000ULL + asked("DeviceGetMinorNumber", h));
     field(1, "Minor Number", "%u", asked("DeviceGetMinorNumber", h));
     field(1, "VBIOS Version", "%s", bios);
     field(1, "MultiGPU Board", "No");
@@ -309,12 +310,23 @@ static void query_identity(const struct gpu *gpu)
     absent(2, "Chassis Serial Number|Slot Number|Tray Index|Host ID|Peer Type");
     field(2, "Module Id", "%u", asked("DeviceGetModuleId", h));
     absent(2, "GPU Fabric GUID");
+    head(1, "Inforom Version");
+    field(2, "Image Version", "G520.0282.02.02");
+    field(2, "OEM Object", "2.1");
+    field(2, "ECC Object", "7.16");
+    absent(2, "Power Management Object");
+    head(1, "Inforom BBX Object Flush");
+    absent(2, "Latest Timestamp|Latest Duration");
+    head(1, "GPU Operation Mode");
+    absent(2, "Current|Pending");
     field(1, "GPU C2C Mode", "Disabled");
     head(1, "GPU Virtualization Mode");
     field(2, "Virtualization Mode", "None");
     absent(2, "Host VGPU Mode|vGPU Heterogeneous Mode");
     field(1, "GPU Recovery Action", "None");
     field(1, "GSP Firmware Version", "%s", driver);
+    head(1, "IBMNPU");
+    absent(2, "Relaxed Ordering Mode");
     head(1, "PCI");
     field(2, "Bus", "0x%02X", pci.bus);
     field(2, "Device", "0x%02X", pci.slot);
@@ -388,8 +400,9 @@ static void query_memory(void *h)
     field(2, "Free", "0 MiB");
 }
 
-static void query_utilization(void *h)
+static void query_utilization(void *h, int whole)
 {
+    static const char *const sessions[] = {"Encoder Stats", "FBC Stats"};
     unsigned rates[2] = {0};
     NVML(DeviceGetUtilizationRates, h, rates);
     head(1, "Utilization");
@@ -399,6 +412,16 @@ static void query_utilization(void *h)
     field(2, "Decoder", "0 %%");
     field(2, "JPEG", "0 %%");
     field(2, "OFA", "0 %%");
+    for (int i = 0; whole && i < 2; i++) {
+        head(1, sessions[i]);
+        field(2, "Active Sessions", "0");
+        field(2, "Average FPS", "0");
+        field(2, "Average Latency", "0");
+    }
+    if (whole) {
+        head(1, "DRAM Encryption Mode");
+        absent(2, "Current|Pending");
+    }
 }
 
 static void query_ecc(void *h)
@@ -407,6 +430,7 @@ static void query_ecc(void *h)
         "SRAM Correctable", "SRAM Uncorrectable Parity", "SRAM Uncorrectable SEC-DED", "DRAM Correctable",
         "DRAM Uncorrectable",
     };
+    static const char *const sources[] = {"SRAM L2", "SRAM SM", "SRAM Microcontroller", "SRAM PCIE", "SRAM Other"};
     unsigned current = 0, pending = 0;
     NVML(DeviceGetEccMode, h, &current, &pending);
     head(1, "ECC Mode");
@@ -420,6 +444,9 @@ static void query_ecc(void *h)
         if (kind)
             field(3, "SRAM Threshold Exceeded", "%s", current ? "No" : "N/A");
     }
+    head(2, "Aggregate Uncorrectable SRAM Sources");
+    for (int i = 0; i < 5; i++)
+        field(3, sources[i], "%s", current ? "0" : "N/A");
     field(2, "Channel Repair Pending", "No");
     field(2, "TPC Repair Pending", "No");
     field(2, "Unrepairable Memory", "No");
@@ -438,7 +465,7 @@ static void query_temperature(void *h)
     absent(2, "GPU Target Temperature|Memory Current Temp|Memory Max Operating T.Limit Temp");
 }
 
-static void query_power(void *h)
+static void query_power(void *h, int whole)
 {
     unsigned low = 0, high = 0;
     double draw = asked("DeviceGetPowerUsage", h) / 1000.0;
@@ -451,11 +478,24 @@ static void query_power(void *h)
     field(2, "Default Power Limit", "%.2f W", asked("DeviceGetPowerManagementDefaultLimit", h) / 1000.0);
     field(2, "Min Power Limit", "%.2f W", low / 1000.0);
     field(2, "Max Power Limit", "%.2f W", high / 1000.0);
+    if (!whole) {
+        head(1, "Power Samples");
+        field(2, "Duration", "2.36 sec");
+        field(2, "Number of Samples", "119");
+        field(2, "Max", "%.2f W", draw);
+        field(2, "Min", "%.2f W", draw);
+        field(2, "Avg", "%.2f W", draw);
+    }
     head(1, "GPU Memory Power Readings ");
     absent(2, "Average Power Draw|Instantaneous Power Draw");
     head(1, "Module Power Readings");
     absent(2, "Average Power Draw|Instantaneous Power Draw|Current Power Limit|Requested Power Limit|"
               "Default Power Limit|Min Power Limit|Max Power Limit");
+    if (whole) {
+        absent(1, "Power Smoothing");
+        head(1, "Workload Power Profiles");
+        absent(2, "Requested Profiles|Enforced Profiles");
+    }
 }
 
 static unsigned clock_of(void *h, const char *which, unsigned domain)
@@ -465,23 +505,31 @@ static unsigned clock_of(void *h, const char *which, unsigned domain)
     return mhz;
 }
 
-static void query_clocks(void *h)
+static void some_clocks(void *h, const char *title, const char *function, int all)
 {
-    static const struct { const char *title, *function; int count; } groups[] = {
-        {"Clocks", "nvmlDeviceGetClockInfo", 4}, {"Max Clocks", "nvmlDeviceGetMaxClockInfo", 4},
-    };
     static const char *const names[] = {"Graphics", "SM", "Memory", "Video"};
-    for (int g = 0; g < 2; g++) {
-        head(1, groups[g].title);
-        for (unsigned i = 0; i < 4; i++)
-            field(2, names[i], "%u MHz", clock_of(h, groups[g].function, i));
-        if (g == 0) {
-            head(1, "Applications Clocks");
-            field(2, "Graphics", "%u MHz", clock_of(h, "nvmlDeviceGetApplicationsClock", 0));
-            field(2, "Memory", "%u MHz", clock_of(h, "nvmlDeviceGetApplicationsClock", 2));
-            head(1, "Deferred Clocks");
-            absent(2, "Memory");
-        }
+    head(1, title);
+    for (unsigned i = 0; i < 4; i++)
+        if (all || i == 0 || i == 2)
+            field(2, names[i], "%u MHz", clock_of(h, function, i));
+}
+
+static void query_clocks(void *h, int whole)
+{
+    static const char *const samples[] = {"SM Clock Samples", "Memory Clock Samples"};
+    static const char *const numbers[] = {"Duration", "Number of Samples", "Max", "Min", "Avg"};
+    some_clocks(h, "Clocks", "nvmlDeviceGetClockInfo", 1);
+    some_clocks(h, "Applications Clocks", "nvmlDeviceGetApplicationsClock", 0);
+    some_clocks(h, "Default Applications Clocks", "nvmlDeviceGetDefaultApplicationsClock", 0);
+    head(1, "Deferred Clocks");
+    absent(2, "Memory");
+    some_clocks(h, "Max Clocks", "nvmlDeviceGetMaxClockInfo", 1);
+    head(1, "Max Customer Boost Clocks");
+    field(2, "Graphics", "%u MHz", clock_of(h, "nvmlDeviceGetMaxCustomerBoostClock", 0));
+    for (int i = 0; !whole && i < 2; i++) {
+        head(1, samples[i]);
+        for (int k = 0; k < 5; k++)
+            field(2, numbers[k], "Not Found");
     }
     head(1, "Clock Policy");
     absent(2, "Auto Boost|Auto Boost Default");
@@ -494,6 +542,21 @@ static void query_fabric(void)
     head(2, "Health");
     absent(3, "Summary|Bandwidth|Route Recovery in progress|Route Unhealthy|Access Timeout Recovery|"
               "Incorrect Configuration|Partition Assigned");
+}
+
+static void query_rows(void)
+{
+    static const char *const banks[] = {"Max", "High", "Partial", "Low", "None"};
+    head(1, "Remapped Rows");
+    field(2, "Correctable Error", "0");
+    field(2, "Inactive Correctable Error", "0");
+    field(2, "Uncorrectable Error", "0");
+    field(2, "Inactive Uncorrectable Error", "0");
+    field(2, "Pending", "No");
+    field(2, "Remapping Failure Occurred", "No");
+    head(2, "Bank Remap Availability Histogram");
+    for (int i = 0; i < 5; i++)
+        field(3, banks[i], "%d bank(s)", i ? 0 : 3072);
 }
 
 static void query_pids(void *h)
@@ -538,7 +601,7 @@ static void query(int what)
         if (what & (D_ALL | D_COMPUTE))
             field(1, "Compute Mode", "%s", mode_name(asked("DeviceGetComputeMode", h), 0));
         if (what & (D_ALL | D_UTILIZATION))
-            query_utilization(h);
+            query_utilization(h, what & D_ALL);
         if (what & (D_ALL | D_ECC))
             query_ecc(h);
         if (what & (D_ALL | D_RETIRED)) {
@@ -546,24 +609,24 @@ static void query(int what)
             absent(2, "Single Bit ECC|Double Bit ECC|Pending Page Blacklist");
         }
         if (what & (D_ALL | D_ROWS)) {
-            head(1, "Remapped Rows");
-            field(2, "Correctable Error", "0");
-            field(2, "Uncorrectable Error", "0");
-            field(2, "Pending", "No");
-            field(2, "Remapping Failure Occurred", "No");
+            query_rows();
         }
         if (what & (D_ALL | D_TEMPERATURE))
             query_temperature(h);
         if (what & (D_ALL | D_POWER))
-            query_power(h);
+            query_power(h, what & D_ALL);
         if (what & (D_ALL | D_CLOCK))
-            query_clocks(h);
+            query_clocks(h, what & D_ALL);
         if (what & D_GSP)
             field(1, "GSP Firmware Version", "%s", driver);
         if (what & D_ALL)
             query_fabric();
         if (what & (D_ALL | D_PIDS))
             query_pids(h);
+        if (what & D_ALL) {
+            head(1, "Capabilities");
+            field(2, "EGM", "disabled");
+        }
     }
     putchar('\n');
 }

@@ -1,1 +1,0 @@
-"""A double of the NVIDIA driver and what comes with it: see README.md beside this file."""
