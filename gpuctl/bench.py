@@ -16,17 +16,17 @@ from types import ModuleType
 from typing import Any
 
 from gpuctl import cells as cells_
-from gpuctl import hosts, playbook, plugins, render
+from gpuctl import deploy, hosts, plugins
 from gpuctl.cells import Cell
 from gpuctl.config import Inventory, Model, PhasePlan, Server
-from gpuctl.engines import Launch
+from gpuctl.engines import Launch, environment
 from gpuctl.load import Result
 from gpuctl.load import load as run_load
 from gpuctl.measuring import Measured, measure
 from gpuctl.records import MEASURED, Failure, Record, State
 from gpuctl.serving import StartFailed, Tell, Up, bring_up, take_down, unit_name
 from gpuctl.store import Run, now
-from gpuctl.supervision import Processes, Start, SupervisionError, Supervisor, Units
+from gpuctl.supervision import Processes, Supervisor, Units
 from gpuctl.transport import AGENTS, Transport, agent
 
 
@@ -124,26 +124,14 @@ def _supervisor(inventory: Inventory, target: Target, survey: Mapping[str, Any])
     if not survey["machine"].get("systemd"):
         return Processes(target.transport, python=_agent_python(target))
 
-    def place(server: Start) -> None:
-        users = {unit_name(name): inventory.server(name) for name in inventory.servers}
-        known = users[server.unit]
-        wanted = render.ServerUnit(
-            server.unit,
-            tuple(server.argv),
-            server.env,
-            title=known.title or server.unit,
-            campaign=server.owner,
-            user=known.user,
-            secrets=server.secrets,
-        )
-        try:
-            file = render.server(wanted)
-        except render.CannotRender as error:
-            raise SupervisionError(str(error)) from None
-        placed = playbook.play("server", inventory.folder, [target.name], {"server_files": [file.as_vars()]})
-        if not placed.well:
-            raise SupervisionError(placed.why)
-
+    machines = hosts.load(inventory.folder)
+    place = deploy.placer(
+        machines,
+        machines.machines[target.name],
+        target.transport,
+        {unit_name(name): server for name, server in inventory.servers.items()},
+        models=[model.path for model in inventory.models.values() if model.stage],
+    )
     return Units(target.transport, place, python=_agent_python(target))
 
 
@@ -267,7 +255,7 @@ def fingerprint(cell: Cell, launch: Launch, engine: ModuleType, survey: Mapping[
         "draft": survey["models"].get(launch.draft or "", {}).get("id"),
         "engine": {"name": server.engine, **_versions(launch, engine, survey)},
         "argv": list(engine.argv(launch)) or [server.url],
-        "environment": {k: str(v) for k, v in {**engine.environment(launch), **server.env}.items()},
+        "environment": environment(engine, launch),
         "machine": machine,
         "workload": cell.definition(),
         "load_agent": LOAD_VERSION,

@@ -19,6 +19,7 @@ import jinja2
 from jinja2.sandbox import SandboxedEnvironment
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
+from gpuctl import nccl
 from gpuctl.yamltext import Document, NotYaml, parse
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"  # becomes a unit name, a file name and a column of a table
@@ -71,6 +72,13 @@ class Server(_Strict):
     title: str | None = None
     ready_within_s: float = Field(default=900, gt=0)
     api_key_file: str | None = None  # file on the controller with the key that clients must send
+
+    @field_validator("nccl")
+    @classmethod
+    def _known_profile(cls, value: str | None) -> str | None:
+        if value is not None and value not in nccl.PROFILES:
+            raise ValueError(f"no profile {value!r}; there are: {', '.join(nccl.PROFILES)}")
+        return value
 
 
 class Phase(_Strict):

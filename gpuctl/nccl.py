@@ -171,7 +171,7 @@ def _value(text: str | None) -> int | None:
 
 def _level(level: str, env: Mapping[str, str]) -> Iterator[Finding]:
     seen = [f"NCCL_P2P_LEVEL={level}"]
-    if level[:1].isdigit():
+    if level[:1].isdecimal():
         number = _value(level)
         means = OLD_LEVELS[min(number, 5)] if number is not None else "cut off at the first letter"
         yield _finding(

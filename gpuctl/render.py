@@ -100,6 +100,7 @@ class File:
     mode: str | None = None
     was: str | None = None
     ours: bool = True  # only over a file of ours, or none
+    brief: bool = False  # a program of ours: that it changes is said, not how
 
     def as_vars(self) -> dict[str, Any]:
         """As the playbooks take it."""
@@ -110,6 +111,8 @@ class File:
             entry["was"] = self.was
         if self.ours:
             entry["ours"] = OURS.strip()
+        if self.brief:
+            entry["brief"] = True
         return entry
 
 
@@ -280,7 +283,7 @@ def stage(model: str, job: Mapping[str, Any], mount: str, agent: str) -> tuple[F
         Install=["WantedBy=multi-user.target"],
     )
     return (
-        File(f"{LIB}/stage.py", agent, mode="0755", ours=False),
+        File(f"{LIB}/stage.py", agent, mode="0755", ours=False, brief=True),
         File(path, json.dumps(job, indent=1, sort_keys=True) + "\n", mode="0600", ours=False),
         File(f"{UNITS}/{name}.service", text),
         failed_note(),
@@ -319,7 +322,7 @@ def tune(settings: Sequence[Mapping[str, Any]], program: str) -> tuple[File, ...
     )
     job = {"settings": [dict(setting) for setting in settings]}
     return (
-        File(f"{LIB}/settle.py", program, mode="0755", ours=False),
+        File(f"{LIB}/settle.py", program, mode="0755", ours=False, brief=True),
         File(f"{ETC}/tune.json", json.dumps(job, indent=1, sort_keys=True) + "\n", ours=False),
         File(f"{UNITS}/gpuctl-tune.service", text),
     )

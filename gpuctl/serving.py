@@ -12,7 +12,7 @@ from typing import Any
 
 from gpuctl import diagnosis
 from gpuctl.config import Server
-from gpuctl.engines import Identity, Launch
+from gpuctl.engines import Identity, Launch, environment
 from gpuctl.records import Failure
 from gpuctl.store import Run
 from gpuctl.supervision import Start, SupervisionError, Supervisor, UnitState, Watch
@@ -115,7 +115,7 @@ def bring_up(
         raise StartFailed(
             Failure("port_in_use", f"port {port} is in use by {name}", advice="stop it, or change `port`")
         )
-    argv, env = engine.argv(launch), {**engine.environment(launch), **_texts(launch.server.env)}
+    argv, env = engine.argv(launch), environment(engine, launch)
     path = run.log_path(launch.name)
     log = Log(launch.server, launch.name, path, tell)
     up = Up(launch, engine, unit, Identity(), None, 0.0, log=log, log_file=str(path.relative_to(run.folder)))
@@ -154,10 +154,6 @@ def _stop(up: Up, supervisor: Supervisor) -> UnitState | None:
         if up.watch is not None:
             up.watch.ended.wait(2)
             up.watch.close()
-
-
-def _texts(values: Mapping[str, Any]) -> dict[str, str]:
-    return {key: ("1" if value is True else "0" if value is False else str(value)) for key, value in values.items()}
 
 
 class Log:

@@ -191,14 +191,15 @@ def _power(node: Snapshot, watts: int) -> Iterator[Setting]:
                 f"power: {watts} W is outside of what GPU {bus} ({gpu.get('name')}) takes: {low} to {high} W"
             )
         now = gpu.get("power_limit_mw")
+        seen = f"{now / 1000:.2f}" if isinstance(now, int) else None
         yield Setting(
             f"power limit {bus}",
             f"{watts}.00",
             "asked for; clocks under load follow it, and so do all figures",
             "the card's own range, by NVML",
             {"read": _smi(gpu, "power.limit"), "set": ["nvidia-smi", "-i", bus, "-pl", "{value}"]},
-            f"{now / 1000:.2f}" if isinstance(now, int) else None,
-            {f"{watts}.00": f"{watts} W"},
+            seen,
+            {text: f"{text.removesuffix('.00')} W" for text in (f"{watts}.00", seen) if text},
         )
 
 

@@ -16,8 +16,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
+from gpuctl import nccl
 from gpuctl.config import Server
 
 
@@ -74,6 +76,14 @@ def flags(values: Mapping[str, Any], *, dash: str = "--") -> tuple[str, ...]:
         else:
             words.append(str(value))
     return tuple(words)
+
+
+def environment(engine: ModuleType, launch: Launch) -> dict[str, str]:
+    """All variables of a server: its NCCL profile's, what the engine needs, and the user's own, which win."""
+    own = {
+        key: "1" if value is True else "0" if value is False else str(value) for key, value in launch.server.env.items()
+    }
+    return {**nccl.environment(launch.server.nccl), **engine.environment(launch), **own}
 
 
 def program(launch: Launch, default: Iterable[str]) -> tuple[str, ...]:

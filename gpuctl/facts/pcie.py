@@ -116,7 +116,7 @@ def read_function(device: Device, attributes: Mapping[str, object]) -> Function:
         above[-1] if above else None,
         roots[-1] if roots else f"pci{device.address[:7]}",
         device,
-        int(node) if node.isdigit() else None,
+        int(node) if node.isdecimal() else None,
         speed=_speed(attributes.get("current_link_speed")),
         width=_number(attributes.get("current_link_width")),
         speed_max=_speed(attributes.get("max_link_speed")),
@@ -155,7 +155,7 @@ def _speed(value: object) -> float | None:
 
 
 def _number(value: object) -> int | None:
-    return int(str(value)) if str(value).isdigit() and int(str(value)) else None
+    return int(str(value)) if str(value).isdecimal() and int(str(value)) else None
 
 
 def _tree(snapshot: Snapshot) -> Mapping[str, Function]:

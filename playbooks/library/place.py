@@ -32,7 +32,7 @@ options:
       Each has C(path) and C(text) (or C(absent) true), and may have C(mode) ("0644"), C(owner), C(group),
       C(was) (SHA-256 of the text it was made from, or C(absent): otherwise nothing is placed),
       C(ours) (a text that the file has to have if it is there already: otherwise it is somebody else's),
-      C(secret) (true: no differences are shown).
+      C(secret) (true: no differences are shown), C(brief) (true: only that it changes).
   verify:
     type: bool
     description: systemd-analyze reads the units among the files first; what it says of them ends it.
@@ -208,6 +208,10 @@ def differs(now, then):
     return any(wish is not None and wish != seen for seen, wish in zip(now, then))
 
 
+def lines(data):
+    return "not there" if data is None else "%d lines, SHA-256 %s" % (data.count(b"\n"), sha256(data)[:12])
+
+
 def shown(data):
     return "" if data is None else data.decode("utf-8", "replace")
 
@@ -256,6 +260,8 @@ def run(job):
             diff.append({"before": before, "after": after, **header})
         elif entry.get("secret"):
             diff.append({"prepared": "%s changes; it is a secret\n" % path})
+        elif entry.get("brief"):
+            diff.append({"prepared": "%s: %s -> %s\n" % (path, lines(now), lines(then))})
         else:
             diff.append({"before": shown(now), "after": shown(then), **header})
     if plans and not check:

@@ -1,0 +1,195 @@
+"""`gpuctl tune`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpuctl.cli import FINDINGS, UNKNOWN, WELL
+from gpuctl.cli._console import document, out, say
+from gpuctl.cli._options import (
+    check_option,
+    folder,
+    inventory_option,
+    json_option,
+    options,
+    target_option,
+    yes_option,
+)
+
+if TYPE_CHECKING:
+    from gpuctl.hosts import Inventory, Machine
+    from gpuctl.playbook import Outcome
+    from gpuctl.tuning import Setting
+
+
+@click.command("tune", short_help="settings of a node: seen, wanted, set, read back, kept over reboots")
+@options(inventory_option, target_option)
+@click.option("--profile", default="latency", show_default=True, help="latency, throughput, or none.")
+@click.option("--power", "power_w", type=int, metavar="WATTS", help="Power limit of each GPU, within its own range.")
+@click.option(
+    "--max-read-request",
+    type=int,
+    metavar="BYTES",
+    help="MaxReadReq of the GPUs and the ports above them, 128 to 4096. Brings little: 512, the default, was the best "
+    "where it was measured, and ports of switches ignore it. To measure it.",
+)
+@click.option(
+    "--no-acs-redirect",
+    is_flag=True,
+    help="Traffic between GPUs no longer goes through the CPU. Takes isolation away: refused where VMs use VFIO.",
+)
+@click.option("--undo", is_flag=True, help="Put back what was before the first time.")
+@options(check_option, yes_option, json_option)
+def command(
+    inventory: str,
+    target: str | None,
+    profile: str,
+    power_w: int | None,
+    max_read_request: int | None,
+    no_acs_redirect: bool,
+    undo: bool,
+    check: bool,
+    yes: bool,
+    as_json: bool,
+) -> int:
+    """Shows the settings of the machine that has the GPUs, sets those that differ, and reads them back.
+
+    They hold for the whole node, and for everything on it. What does not take has failed and is said. A unit sets them
+    again at each boot, before the guests start.
+    """
+    from gpuctl import deploy, hosts, tuning
+
+    machines = hosts.load(folder(inventory))
+    machine = _node(machines, target)
+    if undo:
+        return _undo(machines, machine, check, yes, as_json)
+    wishes = tuning.Wishes(max_read_request, power_w, no_acs_redirect)
+    settings = _settings(machines, machine, profile, wishes)
+    if settings is None:
+        return UNKNOWN
+    differ = [setting for setting in settings if not setting.well]
+    if not as_json:
+        _show(machine.name, settings)
+    if check or not differ:
+        if as_json:
+            document(_as_json(machine, settings, None))
+        return FINDINGS if differ else WELL
+    if not yes and not as_json:
+        click.confirm(f"set {len(differ)} on {machine.name}?", abort=True, err=True)
+    done = deploy.tune(settings, machines, machine, on_step=_told)
+    again = _settings(machines, machine, profile, wishes)
+    if as_json:
+        document(_as_json(machine, again or settings, done))
+    if not done.well:
+        say(f"gpuctl: {done.why}")
+        return FINDINGS
+    left = [] if again is None else [setting for setting in again if not setting.well]
+    ignored = [setting for setting in left if setting.how.get("may_ignore")]
+    for setting in left:
+        if not as_json:
+            why = "the hardware ignores it" if setting in ignored else "it is not as wanted"
+            out(f"  {setting.name}: still {setting.in_words(setting.seen)}: {why}")
+    if not as_json:
+        out(f"{len(differ) - len(left)} set and read back; `gpuctl tune --undo` puts back what was before")
+    return FINDINGS if len(left) > len(ignored) else WELL
+
+
+def _node(machines: Inventory, target: str | None) -> Machine:
+    """The machine whose settings are meant: a guest's are its node's."""
+    (machine, *others) = machines.chosen([target] if target else [])
+    if others and not target:
+        raise click.UsageError(f"name a box: -t {machine.name}")
+    if machine.kind != "guest":
+        return machine
+    if machine.node is None or machine.node not in machines.machines:
+        raise click.UsageError(f"{machine.name} is a guest and its node is not in the inventory: they are the node's")
+    return machines.machines[machine.node]
+
+
+def _settings(machines: Inventory, machine: Machine, profile: str, wishes: Any) -> tuple[Setting, ...] | None:
+    from gpuctl import tuning
+    from gpuctl.asking import ask
+
+    (asked,) = ask(machines, [machine.name])
+    if asked.box is None:
+        for why in asked.missing.values():
+            say(f"gpuctl: {why}")
+        return None
+    return tuning.wanted(asked.box.guest, profile, wishes)
+
+
+def _show(name: str, settings: Sequence[Setting]) -> None:
+    rows = _alike(settings)
+    wide = max((len(row[0]) for row in rows), default=0)
+    out(f"{name}: {len(settings)} settings" if settings else f"{name}: nothing is asked for")
+    for title, seen, wanted, setting in rows:
+        mark = "  " if setting.well else "->"
+        change = seen if setting.well else f"{seen} {mark} {wanted}"
+        out(f"  {title:<{wide}}  {change}")
+    for reason, source in dict.fromkeys((s.reason, s.source) for s in settings if not s.well):
+        out(f"    {reason} [{source}]")
+
+
+def _alike(settings: Sequence[Setting]) -> list[tuple[str, str, str, Setting]]:
+    """One row for settings of one kind that were seen and are wanted alike: 64 governors are one."""
+    groups: dict[tuple[str, str, str], list[Setting]] = {}
+    for setting in settings:
+        many = setting.how.get("optional") or ":" in setting.name
+        kind = setting.name.rsplit(" ", 1)[0] if many else setting.name
+        key = (kind, setting.in_words(setting.seen), setting.in_words(setting.want))
+        groups.setdefault(key, []).append(setting)
+    return [
+        (members[0].name if len(members) == 1 else f"{kind} ({len(members)})", seen, wanted, members[0])
+        for (kind, seen, wanted), members in groups.items()
+    ]
+
+
+def _undo(machines: Inventory, machine: Machine, check: bool, yes: bool, as_json: bool) -> int:
+    from gpuctl import deploy
+
+    would = deploy.tune((), machines, machine, check=True, undo=True)
+    if not would.well:
+        say(f"gpuctl: {would.why}")
+        return FINDINGS
+    if not as_json:
+        out(would.diff or f"{machine.name}: nothing was set by gpuctl", newline=not would.diff)
+    if check or not would.changed:
+        return WELL
+    if not yes and not as_json:
+        click.confirm(f"undo this on {machine.name}?", abort=True, err=True)
+    done = deploy.tune((), machines, machine, undo=True, on_step=_told)
+    if as_json:
+        document({"schema": "gpuctl.tune/1", "verdict": "well" if done.well else "findings", "why": done.why})
+    if not done.well:
+        say(f"gpuctl: {done.why}")
+    return WELL if done.well else FINDINGS
+
+
+def _told(step: Any) -> None:
+    if step.state in ("changed", "failed", "unreachable"):
+        say(f"  {step.machine}: {step.task}: {step.state}")
+
+
+def _as_json(machine: Machine, settings: Sequence[Setting], done: Outcome | None) -> dict[str, Any]:
+    well = all(setting.well or setting.how.get("may_ignore") for setting in settings) and (done is None or done.well)
+    return {
+        "schema": "gpuctl.tune/1",
+        "verdict": "well" if well else "findings",
+        "machine": machine.name,
+        "why": done.why if done is not None else "",
+        "settings": [
+            {
+                "name": setting.name,
+                "seen": setting.seen,
+                "wanted": setting.want,
+                "well": setting.well,
+                "reason": setting.reason,
+                "source": setting.source,
+                "command": setting.command,
+            }
+            for setting in settings
+        ],
+    }

@@ -1,0 +1,155 @@
+"""What is rendered comes to the machines here: units of servers, settings, remedies; every change by a playbook.
+
+It joins the rooms that know one thing each: render (texts), playbook (Ansible), hosts (machines), transport (asking).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from gpuctl import nccl, render, tuning
+from gpuctl.assets import asset
+from gpuctl.config import Server
+from gpuctl.finding import Remedy, Severity
+from gpuctl.hosts import Inventory, Machine
+from gpuctl.playbook import Outcome, Step, play
+from gpuctl.render import CannotRender, File, ServerUnit
+from gpuctl.supervision import Start, SupervisionError
+from gpuctl.transport import Transport
+
+Watching = Callable[[Step], None]
+
+
+def _nobody(_: Step) -> None:
+    pass
+
+
+def mend(
+    remedy: Remedy, inventory: Inventory, guest: Machine, *, check: bool = False, on_step: Watching = _nobody
+) -> Outcome:
+    """Plays a remedy on the machine it is for: the guest, or its node. With `check` it changes nothing."""
+    machine, variables = guest, dict(remedy.vars)
+    if remedy.on == "node" and guest.kind != "node":
+        if guest.node is None or guest.node not in inventory.machines:
+            return Outcome(
+                f"{guest.name}: its node is not in the inventory (gpuctl_node), and this is for it", (), {}, 0.0
+            )
+        machine = inventory.machines[guest.node]
+    if remedy.playbook == "devices":
+        variables["devices_on"] = "all"  # also a guest that has the driver to itself
+    return play(remedy.playbook, inventory.source, [machine.name], variables, check=check, on_step=on_step)
+
+
+def tune(
+    settings: Sequence[tuning.Setting],
+    inventory: Inventory,
+    machine: Machine,
+    *,
+    check: bool = False,
+    undo: bool = False,
+    boot: bool = True,
+    on_step: Watching = _nobody,
+) -> Outcome:
+    """Sets the settings, reads them back and keeps them over reboots (`boot`); `undo` puts back what was before."""
+    jobs = [setting.as_job() for setting in settings]
+    program = asset("playbooks", "library", "settle.py").read_text(encoding="utf-8")
+    files = render.tune(jobs, program) if boot or undo else ()
+    variables = {"settings": jobs, "tune_files": [file.as_vars() for file in files], "undo": undo}
+    return play("tune", inventory.source, [machine.name], variables, check=check, on_step=on_step)
+
+
+def unit_of(
+    start: Start, server: Server, *, models: Sequence[str] = (), argv: Sequence[str] | None = None, boot: bool = False
+) -> File:
+    """The unit of a server that is about to be started. `models`: paths in memory that have to be mounted first.
+
+    Raises CannotRender.
+    """
+    words = tuple(argv if argv is not None else start.argv)
+    if server.numa:
+        words = ("/usr/bin/numactl", *shlex.split(server.numa), *words)
+    needed = {str(Path(model).parent) for model in models if model in start.argv}
+    return render.server(
+        ServerUnit(
+            unit=start.unit,
+            argv=words,
+            env=start.env,
+            title=server.title or "",
+            campaign=start.owner,
+            user=server.user,
+            secrets=start.secrets,
+            mounts=tuple(sorted(needed)),
+            boot=boot,
+        )
+    )
+
+
+def placer(
+    inventory: Inventory,
+    machine: Machine,
+    way: Transport,
+    servers: Mapping[str, Server],
+    *,
+    models: Sequence[str] = (),
+    on_step: Watching = _nobody,
+) -> Callable[[Start], None]:
+    """What `supervision.Units` calls before it starts a server: its unit is put there, unless it is there already.
+
+    `servers` by unit. The placing raises SupervisionError, in one line, with nothing half-placed.
+    """
+
+    def place(start: Start) -> None:
+        server = servers[start.unit]
+        try:
+            program = _program(start.argv[0], way, start.env) if start.argv else ""
+            file = unit_of(start, server, models=models, argv=(program, *start.argv[1:]))
+        except CannotRender as error:
+            raise SupervisionError(f"{start.unit}: {error}") from None
+        trap = next((trap for trap in nccl.lint(start.env) if trap.severity is Severity.CRITICAL), None)
+        if trap is not None:
+            raise SupervisionError(f"{start.unit}: {trap.summary}; {trap.advice}")
+        if server.numa:
+            _try_numactl(server.numa, way, start.unit)
+        there = way.run(["cat", file.path], timeout=30)
+        if there.rc == 0 and there.stdout == file.text.encode() and not _stale(start.unit, way):
+            return  # Ansible takes two seconds to find that out
+        done = play("server", inventory.source, [machine.name], {"server_files": [file.as_vars()]}, on_step=on_step)
+        if not done.well:
+            raise SupervisionError(done.why)
+
+    return place
+
+
+def _program(word: str, way: Transport, env: Mapping[str, str]) -> str:
+    """The absolute path of a program there: systemd looks for a bare name in folders of its own only."""
+    if word.startswith("/"):
+        return word
+    script = 'PATH=${1:-$PATH}; command -v -- "$2"'
+    said = way.run(["sh", "-c", script, "sh", env.get("PATH", ""), word], timeout=30)
+    path = said.text.strip()
+    if said.rc != 0 or not path.startswith("/"):
+        raise SupervisionError(f"{way.name}: there is no program {word}; give its whole path in `program`")
+    return path
+
+
+def _stale(unit: str, way: Transport) -> bool:
+    """Whether systemd has not read the unit since it was changed, or starts it at boot."""
+    asked = ["systemctl", "show", "--property=NeedDaemonReload,LoadState,UnitFileState", f"{unit}.service"]
+    said = way.run(asked, timeout=30).text
+    return re.search(r"^NeedDaemonReload=no$", said, re.M) is None or "UnitFileState=enabled" in said
+
+
+def _try_numactl(words: str, way: Transport, unit: str) -> None:
+    """numactl ends before Python starts when a container may not bind: better said now, in its words."""
+    done = way.run(["/usr/bin/numactl", *shlex.split(words), "true"], timeout=30)
+    if done.rc == 127:
+        raise SupervisionError(f"{unit}: numa: there is no numactl on {way.name}; apt install numactl")
+    if done.rc != 0:
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        why = said[0] if said else f"status {done.rc}"
+        raise SupervisionError(
+            f"{unit}: `numactl {words}` is refused on {way.name}: {why}; see cpuset.mems of the guest"
+        )

@@ -1,0 +1,80 @@
+"""Servers brought to guests as units, over SSH and by the node's pct exec alone, and what is refused before anything is placed."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from gpuctl import deploy, hosts
+from gpuctl.config import Server
+from gpuctl.finding import Remedy
+from gpuctl.supervision import Start, SupervisionError, Units
+
+pytestmark = pytest.mark.lab
+
+
+@pytest.fixture(scope="module")
+def machines(lab):
+    return hosts.load(lab.inventory)
+
+
+@pytest.fixture(scope="module")
+def ways(machines):
+    found = hosts.transports(machines)
+    yield found
+    for way in found.values():
+        way.run(["sh", "-c", "rm -f /etc/systemd/system/gpuctl-t*.service; systemctl daemon-reload"])
+        way.close()
+
+
+def units(machines, ways, name, **server):
+    servers = {"gpuctl-t": Server(engine="sglang", **server)}
+    place = deploy.placer(machines, machines.machines[name], ways[name], servers)
+    return Units(ways[name], place), place
+
+
+@pytest.mark.parametrize("guest", ["ct200", "ct202"])
+def test_a_server_is_placed_and_started_and_found_in_place_the_next_time(machines, ways, guest):
+    supervisor, place = units(machines, ways, guest)
+    start = Start(
+        "gpuctl-t", ["python3", "-c", "import time; print('up', flush=True); time.sleep(100)"], {"A": "{{ b }}"}, "c"
+    )
+    state = supervisor.start(start)
+    assert (state.running, state.owner) == (True, "c")
+    assert supervisor.stop("gpuctl-t").running is False
+    began = time.monotonic()
+    place(start)
+    assert time.monotonic() - began < 1.5  # no Ansible for what is there
+    assert 'ExecStart=:"/usr/bin/python3"' in ways[guest].run(["systemctl", "cat", "gpuctl-t"]).text
+    place(Start("gpuctl-t", ["python3", "-V"], {}, "c"))
+    assert "-V" in ways[guest].run(["systemctl", "cat", "gpuctl-t"]).text
+
+
+@pytest.mark.parametrize(
+    ("argv", "env", "server", "said"),
+    [
+        (["no-such-engine"], {}, {}, "ct200: there is no program no-such-engine; give its whole path"),
+        (["/opt/none/python"], {}, {}, "is not executable"),
+        (["python3", "a\x07"], {}, {}, "gpuctl-t: argument: the character U+0007"),
+        (["python3"], {"NCCL_PROTO": "LL64"}, {}, "gpuctl-t: NCCL_PROTO=LL64: NCCL does not know LL64"),
+        (["python3"], {}, {"numa": "--membind=77"}, "gpuctl-t: `numactl --membind=77` is refused on ct200"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_nothing_is_placed(machines, ways, argv, env, server, said):
+    ways["ct200"].run(["rm", "-f", "/etc/systemd/system/gpuctl-t.service"])
+    supervisor, _ = units(machines, ways, "ct200", **server)
+    with pytest.raises(SupervisionError) as caught:
+        supervisor.start(Start("gpuctl-t", argv, env, "c"))
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert ways["ct200"].run(["test", "-e", "/etc/systemd/system/gpuctl-t.service"]).rc == 1
+
+
+def test_a_remedy_for_the_node_goes_to_the_node_of_the_guest(machines):
+    remedy = Remedy("devices", {"permanent": False}, on="node")
+    done = deploy.mend(remedy, machines, machines.machines["ct200"], check=True)
+    assert done.well, done.why
+    assert {step.machine for step in done.steps} == {"kpro6"}
+    lost = hosts.Machine("ct9", "guest")
+    assert "its node is not in the inventory" in deploy.mend(remedy, machines, lost).why
