@@ -8,6 +8,7 @@ here.
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -210,18 +211,17 @@ class Arguments:
         return value is not None and value.lower() not in ("false", "0", "off", "no")
 
     def number(self, *names: str) -> float | None:
-        """The value as a number; None where it is absent or none (checking that is `check`'s)."""
+        """The value as a finite number; None where it is absent or none (checking that is `check`'s)."""
         value = self.text(*names)
         try:
-            return None if value is None else float(value)
+            found = None if value is None else float(value)
         except ValueError:
             return None
+        return found if found is not None and math.isfinite(found) else None
 
     def whole(self, *names: str) -> int | None:
         value = self.number(*names)
-        if value is None or value != value or abs(value) == float("inf"):
-            return None
-        return int(value)
+        return None if value is None else int(value)
 
     def many(self, *names: str) -> tuple[str, ...]:
         return next((self.values[name] for name in names if name in self.values), ())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.lab.fixture import (  # noqa: F401 - pytest finds them here
     lab,
@@ -12,6 +14,11 @@ from tests.lab.fixture import (  # noqa: F401 - pytest finds them here
     pytest_collection_modifyitems,
     pytest_terminal_summary,
 )
+
+# A busy machine is no failure of a property; and what CI tries it tries again, so that a red run can be repeated.
+settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("here"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 GOLDEN = Path(__file__).parent / "golden"
 

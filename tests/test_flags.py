@@ -211,3 +211,9 @@ def test_no_text_breaks_it(text: str, argv: list[str]) -> None:
     except NoFlags:
         return
     list(check(argv, found, engine="sglang"))
+
+
+@pytest.mark.parametrize("word", ["1e400", "-1e400", "nan", "inf", "x", ""])
+def test_what_is_no_finite_number_is_none(word):
+    assert arguments(["--f", word]).number("--f") is None
+    assert arguments(["--f", word]).whole("--f") is None
