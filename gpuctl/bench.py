@@ -20,8 +20,7 @@ from gpuctl import deploy, hosts, plugins
 from gpuctl.cells import Cell
 from gpuctl.config import Inventory, Model, PhasePlan, Server
 from gpuctl.engines import Launch, environment
-from gpuctl.load import Result
-from gpuctl.load import load as run_load
+from gpuctl.load import Result, load_all
 from gpuctl.measuring import Measured, measure
 from gpuctl.records import MEASURED, Failure, Record, State
 from gpuctl.serving import StartFailed, Tell, Up, bring_up, take_down, unit_name
@@ -247,9 +246,10 @@ LOAD_VERSION = hashlib.sha256((AGENTS / "load.py").read_bytes()).hexdigest()[:12
 def fingerprint(cell: Cell, launch: Launch, engine: ModuleType, survey: Mapping[str, Any]) -> dict[str, Any]:
     """Everything that can change the number of a cell, as far as the machine tells."""
     server = launch.server
-    machine = {
-        key: value for key, value in survey["machine"].items() if key not in {"boot_id", "pid1_start", "systemd"}
-    }
+    of_a_boot = {"boot_id", "pid1_start", "systemd"}
+    machine = {key: value for key, value in survey["machine"].items() if key not in of_a_boot}
+    # by their place on the bus, so that a difference names the card
+    machine["gpus"] = {gpu["pci"]: {k: v for k, v in gpu.items() if k != "pci"} for gpu in machine.get("gpus", ())}
     return {
         "model": survey["models"].get(launch.model or "", {}).get("id"),
         "draft": survey["models"].get(launch.draft or "", {}).get("id"),
@@ -363,8 +363,8 @@ def _serve_and_measure(
     run.event("server_ready", server=todo.server, ready_s=round(up.ready_s, 3))
     tell("ready", server=todo.server, ready_s=up.ready_s, identity=up.identity)
 
-    def load(job: Mapping[str, Any]) -> Result:
-        return run_load(target.transport, job, python=_agent_python(target))
+    def load(jobs: Sequence[Mapping[str, Any]]) -> list[Result]:
+        return load_all(target.transport, jobs, python=_agent_python(target))
 
     left = list(todo.pending)
     try:

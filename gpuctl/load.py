@@ -58,9 +58,28 @@ def load(
     An exception from either stops the generator and comes out. Requests that fail are rows with an error, not
     exceptions. `timeout` in seconds, for all of it. Raises UsageError, NoServer, LoadError, TransportError.
     """
-    argv, stdin = agent("load", {**job, "starts": True} if on_start else job, python=python)
+    asked = {**job, "starts": True} if on_start else job
+    (result,) = _done(transport, asked, 1, on_request, on_start, python, timeout)
+    return result
+
+
+def load_all(transport: Transport, jobs: Sequence[Mapping[str, Any]], *, python: str = "python3") -> list[Result]:
+    """Does the jobs one after another in one go; after one with a failed request none is begun. Raises as `load`."""
+    return _done(transport, {"jobs": list(jobs)}, len(jobs), None, None, python, None)
+
+
+def _done(
+    transport: Transport,
+    asked: Mapping[str, Any],
+    jobs: int,
+    on_request: Callable[[Mapping[str, Any]], None] | None,
+    on_start: Callable[[Mapping[str, Any]], None] | None,
+    python: str,
+    timeout: float | None,
+) -> list[Result]:
+    argv, stdin = agent("load", asked, python=python)
+    results: list[Result] = []
     rows: list[Mapping[str, Any]] = []
-    summary: dict[str, Any] = {}
     held = bytearray()
 
     def line(data: bytes) -> None:
@@ -77,7 +96,8 @@ def load(
             if on_start:
                 on_start(row)
         else:
-            summary.update(row)
+            results.append(Result(tuple(rows), row))
+            rows.clear()
 
     def take(data: bytes) -> None:
         held.extend(data)
@@ -87,8 +107,9 @@ def load(
             line(one)
 
     done = transport.run(argv, stdin=stdin, timeout=timeout, on_stdout=take)
-    if done.rc == 0 and summary:
-        return Result(rows, summary)
+    if done.rc == 0 and results and (len(results) == jobs or _any_failed(results[-1])):
+        return results
+    rows = [row for result in results for row in result.requests] + rows
     said = done.stderr.decode("utf-8", "replace").strip()
     last = said.splitlines()[-1] if said else ""
     if done.rc == 2:
@@ -121,6 +142,10 @@ _WORDS = (
     *("mountain", "engine", "yellow", "harbour", "market", "winter", "candle", "forest", "number", "copper", "island"),
     *("signal", "summer", "valley", "thunder", "mirror", "orange", "castle"),
 )
+
+
+def _any_failed(result: Result) -> bool:
+    return any(row.get("error") for row in result.requests)
 
 
 def prompts(count: int, *, seed: int, words: int = 40) -> list[str]:

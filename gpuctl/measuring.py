@@ -14,7 +14,8 @@ from gpuctl.serving import Up
 from gpuctl.supervision import SupervisionError, Supervisor
 from gpuctl.transport import TransportError
 
-Load = Callable[[Mapping[str, Any]], Result]  # runs a job of agent/load.py beside the server
+# runs jobs of agent/load.py beside the server, one after another
+Load = Callable[[Sequence[Mapping[str, Any]]], list[Result]]
 
 WARM_UP_TOKENS = 32
 LENGTH_TOLERANCE = 0.02  # of the prompt tokens that were asked for: a context of 82k measured as 128k is a wrong number
@@ -48,7 +49,6 @@ def measure(
     *,
     api_key: str | None = None,
     unstable_above: float = UNSTABLE,
-    on_rep: Callable[[int, Mapping[str, float]], None] = lambda _rep, _metrics: None,
 ) -> Measured:
     """Measures a cell. Never raises for what the server does: that is the record's failure."""
     reps: list[Mapping[str, Any]] = []
@@ -57,17 +57,16 @@ def measure(
     notes: list[str] = []
     try:
         words = _words_for(cell, up, supervisor, load, api_key)
-        _check(load(_job(cell, up, -1, words, api_key, warm_up=True)), cell, up, warm_up=True)
+        (warm,) = load([_job(cell, up, -1, words, api_key, warm_up=True)])
+        _check(warm, cell, up, warm_up=True)
         _flush(up, supervisor, notes)
-        for rep in range(cell.reps):
-            result = load(_job(cell, up, rep, words, api_key))
+        for rep, result in enumerate(load([_job(cell, up, rep, words, api_key) for rep in range(cell.reps)])):
             raw += [{"rep": rep, **line} for line in result.requests]
             _check(result, cell, up)
             repetition = metrics.repetition(result.requests, result.summary)
             reps.append({"n": rep, **repetition.as_json()})
             notes += [note for note in repetition.notes if note not in notes]
             summaries.append(result.summary)
-            on_rep(rep, repetition.metrics)
     except CellFailed as error:
         failure = up.died(wait_s=1.0) if error.failure.kind == "request_failed" else None
         return Measured(State.FAILED, {}, tuple(reps), failure or error.failure, {}, tuple(notes), tuple(raw))
@@ -108,6 +107,8 @@ def _generator(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             key: max(lag[key] for lag in lags) for key in (lags[0] if lags else {}) if all(key in x for x in lags)
         },
         "load_kept": min(kept) if kept else None,
+        "ceiling_reads_s": min((s["ceiling_reads_s"] for s in summaries if s.get("ceiling_reads_s")), default=None),
+        "stamps": sorted({str(summary.get("stamps")) for summary in summaries}),
     }
 
 
@@ -169,7 +170,7 @@ def _words_for(cell: Cell, up: Up, supervisor: Supervisor, load: Load, api_key: 
     for _ in range(5):
         job = _job(cell, up, -2 - words, words, api_key)
         job["requests"] = [{**job["requests"][0], "max_tokens": 1}]
-        result = load(job)
+        (result,) = load([job])
         _check(result, cell, up, warm_up=True)
         tokens = result.requests[0]["usage"]["prompt_tokens"]
         if abs(tokens - wanted) <= max(1, LENGTH_TOLERANCE / 4 * wanted):

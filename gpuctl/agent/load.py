@@ -1,6 +1,7 @@
 """Load generator for OpenAI-compatible servers: one file, standard library, Python 3.9 and newer, Linux.
 
-Reads one job (JSON) from stdin, writes JSON lines to stdout: one per finished request, a summary last.
+Reads one job (JSON) from stdin, writes JSON lines to stdout: one per finished request, a summary last. Several jobs to
+be done one after another are {"jobs": [...]}: each has its summary, and after one with a failed request none is begun.
 
 One thread, one epoll loop over raw sockets. While requests run it only notes when bytes came, and keeps them; they are
 parsed when the stream has ended and nothing is waiting to be read. The kernel stamps each segment as it arrives
@@ -1338,15 +1339,22 @@ def main() -> int:
     signal.signal(signal.SIGINT, stop)
     try:
         document = json.loads(sys.stdin.buffer.read())
-        job = Job(document)
+        jobs = [Job(one) for one in document["jobs"]] if isinstance(document, dict) and "jobs" in document else None
         _allow_files()
-        address = reach(job)
-        if job.model is None:
-            job.model = first_model(job)
-        if job.usage == "auto":
-            job.usage = usage_taken(job)
-        load = Load(job, address)
-        summary = load.run()
+        for job in [Job(document)] if jobs is None else jobs:
+            address = reach(job)
+            if job.model is None:
+                job.model = first_model(job)
+            if job.usage == "auto":
+                job.usage = usage_taken(job)
+            load = Load(job, address)
+            summary = load.run()
+            load._say(summary)
+            load.drain()
+            if load.stop is not None:
+                return 4
+            if load.failed:
+                break
     except KeyboardInterrupt:
         return 4
     except NoServer as error:
@@ -1358,10 +1366,6 @@ def main() -> int:
     except (ValueError, RecursionError) as error:
         sys.stderr.write("the job of the load generator is not JSON: %s\n" % error)
         return 2
-    load._say(summary)
-    load.drain()
-    if load.stop is not None:
-        return 4
     return 0
 
 

@@ -473,11 +473,16 @@ class SystemdUnit:
         self.pid = int(self.facts.get("MainPID") or 0)
         self.began = start_time(self.pid) if self.pid else None
         self.partial = b""
-        command = ["journalctl", "--output=json", "--all", "--no-tail", "--follow", "--quiet", "--unit=" + self.name]
+        self.cursor = None  # of the last entry that was read
+        self.ask = ["journalctl", "--output=json", "--all", "--no-tail", "--quiet", "--unit=" + self.name]
         if self.facts.get("InvocationID"):
-            command.append("_SYSTEMD_INVOCATION_ID=" + self.facts["InvocationID"])
+            self.ask.append("_SYSTEMD_INVOCATION_ID=" + self.facts["InvocationID"])
         self.journal = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=with_us
+            [*self.ask, "--follow"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=with_us,
         )
         os.set_blocking(self.journal.stdout.fileno(), False)
 
@@ -491,15 +496,38 @@ class SystemdUnit:
         return self.facts.get("ActiveState") in ("active", "activating", "reloading", "deactivating")
 
     def more(self):
+        if self.journal is None:
+            return ""
         try:
             data = self.journal.stdout.read(1 << 20) or b""
         except OSError:
             data = b""
-        if not data and not (self.pid and start_time(self.pid) == self.began):
-            time.sleep(0.2)  # journald is a moment behind a process that has just ended
-            data = self.journal.stdout.read(1 << 20) or b""
+        if data or (self.pid and start_time(self.pid) == self.began):
+            return self.texts(data)
+        # The process has ended and journald may be behind with its last words, which say why: they are waited for.
+        self.journal.kill()
+        self.journal.wait()
+        self.journal = None
+        self.partial = b""
+        since = ["--after-cursor=" + self.cursor] if self.cursor else []
+        try:
+            subprocess.run(["journalctl", "--sync"], stdin=subprocess.DEVNULL, capture_output=True, timeout=30)
+            rest = subprocess.run([*self.ask, *since], stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
+        except (OSError, subprocess.SubprocessError):
+            return ""
+        return self.texts(rest.stdout)
+
+    def texts(self, data):
         *lines, self.partial = (self.partial + data).split(b"\n")
-        return "".join(message(line) for line in lines)
+        found = []
+        for line in lines:
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue
+            self.cursor = entry.get("__CURSOR", self.cursor)
+            found.append(message(entry))
+        return "".join(found)
 
     def pids(self):
         group = "/sys/fs/cgroup" + self.facts.get("ControlGroup", "/nowhere")
@@ -509,17 +537,13 @@ class SystemdUnit:
         return found
 
     def ended(self):
-        self.journal.kill()
-        self.journal.wait()
+        (self.facts,) = shown(self.name)
         return unit_state(self.facts)["exit"]
 
 
-def message(line):
+def message(entry):
     """The text of a journal entry: a string, or a list of bytes when it is not UTF-8; long ones too (--all)."""
-    try:
-        text = json.loads(line).get("MESSAGE")
-    except ValueError:
-        return ""
+    text = entry.get("MESSAGE")
     if isinstance(text, list):
         text = bytes(part if isinstance(part, int) else 63 for part in text).decode("utf-8", "replace")
     return "" if text is None else text + "\n"

@@ -9,6 +9,7 @@ file up to 256 MiB, else the SHA-256 of a mebibyte at its start, middle and end 
 Standard library only, Python 3.9. Changes nothing.
 """
 
+import glob
 import hashlib
 import json
 import os
@@ -97,6 +98,45 @@ def read(path):
         return None
 
 
+def gpus():
+    """Model and UUID as the driver tells them in /proc, and what nvidia-smi says of power and clocks. Opens no device
+    node that is not there: without the driver in the kernel nvidia-smi, which mends nodes, is not asked."""
+    found = []
+    for path in sorted(glob.glob("/proc/driver/nvidia/gpus/*/information")):
+        told = dict(re.findall(r"^(Model|GPU UUID|Video BIOS):\s*(.*)$", read(path) or "", re.M))
+        found.append({"pci": path.split("/")[-2], "model": told.get("Model"), "uuid": told.get("GPU UUID")})
+    if found and os.path.exists("/dev/nvidiactl"):
+        asked = "pci.bus_id,power.limit,clocks.max.sm,clocks.max.mem,ecc.mode.current,compute_mode,mig.mode.current"
+        command = ["nvidia-smi", "--query-gpu=" + asked, "--format=csv,noheader,nounits"]
+        try:
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=20)
+            for line in done.stdout.decode("utf-8", "replace").splitlines():
+                values = [value.strip() for value in line.split(",")]
+                for gpu in found:
+                    if values[0].lower()[-12:] == gpu["pci"].lower()[-12:]:
+                        gpu.update(zip(asked.split(",")[1:], values[1:]))
+        except (OSError, subprocess.SubprocessError):
+            pass
+    return found
+
+
+def chosen(text):
+    """The word in brackets: `always [madvise] never` is madvise."""
+    found = re.search(r"\[(\w+)\]", text or "")
+    return found[1] if found else None
+
+
+def tuning():
+    """Settings of the kernel that change a number, as they are now. What cannot be read is None."""
+    cpus = sorted(glob.glob("/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"))
+    return {
+        "numa_balancing": read("/proc/sys/kernel/numa_balancing"),
+        "governor": sorted({str(read(path)) for path in cpus}) or None,
+        "transparent_hugepage": chosen(read("/sys/kernel/mm/transparent_hugepage/enabled")),
+        "swappiness": read("/proc/sys/vm/swappiness"),
+    }
+
+
 def machine():
     cpu = re.search(r"^(?:model name|Model)\s*:\s*(.*)$", read("/proc/cpuinfo") or "", re.M)
     return {
@@ -106,6 +146,8 @@ def machine():
         "boot_id": read("/proc/sys/kernel/random/boot_id"),
         "pid1_start": ((read("/proc/1/stat") or "").rpartition(")")[2].split() + [None] * 20)[19],
         "driver": read("/sys/module/nvidia/version"),
+        "gpus": gpus(),
+        "tuning": tuning(),
         "systemd": os.path.isdir("/run/systemd/system") and os.geteuid() == 0,
     }
 

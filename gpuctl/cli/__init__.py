@@ -46,7 +46,9 @@ class _Verbs(click.Group):
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="gpuctl")
-def gpuctl() -> None:
+@click.option("-i", "--inventory", metavar="DIR", help="For the verb that follows; it may also stand behind it.")
+@click.pass_context
+def gpuctl(ctx: click.Context, inventory: str | None) -> None:
     """Finds why CUDA does not start, brings a rebooted GPU box back to serving, and measures LLM servers.
 
     \b
@@ -54,6 +56,8 @@ def gpuctl() -> None:
     Measure servers, unattended:    gpuctl bench PHASE
     Try it here, without a GPU:     gpuctl bench demo
     """
+    if inventory is not None:
+        ctx.default_map = {verb: {"inventory": inventory} for verb in gpuctl.list_commands(ctx)}
 
 
 def main(args: list[str] | None = None) -> None:

@@ -169,8 +169,8 @@ def test_a_server_that_dies_is_a_failure_with_its_cause_and_the_next_goes_on(des
     desk.write("phases", (desk.inventory / "phases.yml").read_text().replace("[24]", "[3000]"))
     process = desk.start("bench", "p", "--only", "*/decode/*")
     desk.wait_for(lambda: "measuring" in process_state(desk))
-    killed = time.time()
     os.kill(server_pid(desk), signal.SIGKILL)
+    desk.wait_for(lambda: any(e["event"] == "server_died" for e in events(desk)), seconds=2)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 1, out
     records = desk.records()
@@ -182,20 +182,12 @@ def test_a_server_that_dies_is_a_failure_with_its_cause_and_the_next_goes_on(des
         assert record["failure"]["exit_status"] == -9
         assert record["failure"]["evidence"]
         assert records[f"p/ngram/decode/{point}"]["state"] == "ok"
-    died = next(e for e in events(desk) if e["event"] == "server_died")
-    assert stamp(died["t"]) - killed <= 3, "noticed within two seconds (events have whole seconds)"
 
 
 def events(desk):
     with contextlib.suppress(OSError):
         return [json.loads(line) for line in (desk.run / "events.jsonl").read_text().splitlines()]
     return []
-
-
-def stamp(text: str) -> float:
-    import calendar
-
-    return calendar.timegm(time.strptime(text, "%Y-%m-%dT%H:%M:%SZ"))
 
 
 def process_state(desk) -> str:

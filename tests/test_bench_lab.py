@@ -1,0 +1,143 @@
+"""`gpuctl bench` on a guest with a real systemd, over SSH and by the node's pct exec alone, with the engine double."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.lab
+
+ROOT = Path(__file__).parents[1]
+PHASES = """
+campaign: lab
+phases:
+  tp1:
+    target: {guest}
+    baseline: tp1-auto
+    reps: 2
+    servers: [tp1-auto, tp1-starved]
+    workloads:
+      - decode: {{prompts: [fib], max_tokens: [32]}}
+"""
+
+
+class Desk:
+    def __init__(self, folder: Path, lab, guest: str) -> None:
+        self.lab, self.guest, self.folder = lab, guest, folder
+        self.inventory = folder / "inventory"
+        shutil.copytree(ROOT / "inventory" / "kpro6", self.inventory)
+        shutil.copy(lab.inventory / "hosts.yml", self.inventory / "hosts.yml")
+        models = (self.inventory / "models.yml").read_text()
+        hub = "/root/.cache/huggingface/hub/models--Qwen--Qwen3.6-27B/snapshots"
+        (snapshot,) = lab.check(guest, ["ls", hub]).split()
+        (self.inventory / "models.yml").write_text(
+            models.replace("/run/gpuctl/models/Qwen3.6-27B", f"{hub}/{snapshot}")
+        )
+        servers = (self.inventory / "servers.yml").read_text()
+        starved = """
+  tp1-starved:
+    use: [sglang, qwen]
+    flags: {tp-size: 1, mem-fraction-static: 0.3}
+"""
+        (self.inventory / "servers.yml").write_text(servers + starved)
+        (self.inventory / "phases.yml").write_text(PHASES.format(guest=guest))
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "gpuctl", *words, "-i", str(self.inventory)],
+            cwd=self.folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def gpuctl(self, *words: str) -> tuple[int, str, str]:
+        process = self.start(*words)
+        out, err = process.communicate(timeout=110)
+        assert "Traceback" not in err, err
+        return process.returncode, out, err
+
+    def records(self) -> dict[str, dict]:
+        found = {}
+        for path in (self.folder / "runs/lab").glob("cells/*/*/*/*.json"):
+            record = json.loads(path.read_text())
+            found[record["cell"]["server"]] = record
+        return found
+
+    def events(self) -> list[str]:
+        path = self.folder / "runs/lab/events.jsonl"
+        return [json.loads(line)["event"] for line in path.read_text().splitlines()] if path.exists() else []
+
+    def wait_for(self, event: str, seconds: float = 90) -> None:
+        end = time.monotonic() + seconds
+        while event not in self.events():
+            assert time.monotonic() < end, self.events()
+            time.sleep(0.1)
+
+    def running(self) -> str:
+        """Units of gpuctl's servers that run in the guest."""
+        listed = ["systemctl", "list-units", "gpuctl-*.service", "--state=active,activating", "--no-legend", "--plain"]
+        return self.lab.run(self.guest, listed).stdout.strip()
+
+
+@pytest.fixture
+def desk(request, lab, tmp_path):
+    desk = Desk(tmp_path, lab, request.param)
+    yield desk
+    lab.run(
+        desk.guest,
+        ["sh", "-c", "systemctl stop 'gpuctl-tp1-*'; rm -f /etc/systemd/system/gpuctl-tp1-*; systemctl daemon-reload"],
+    )
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("desk", ["ct200", "ct202"], indirect=True)
+def test_a_phase_is_deployed_as_units_measured_and_named_where_it_cannot_work(desk):
+    code, out, err = desk.gpuctl("bench", "tp1")
+    assert code == 1, out + err  # one of the two servers cannot work
+    records = desk.records()
+    measured = records["tp1-auto"]
+    assert measured["state"] == "ok", measured["failure"]
+    assert measured["metrics"]["decode_tok_s"]["mean"] == pytest.approx(26.4, rel=0.05)
+    assert measured["fingerprint"]["machine"]["driver"]
+    assert measured["fingerprint"]["machine"]["gpus"]
+    assert measured["server"]["unit"] == "gpuctl-tp1-auto"
+    starved = records["tp1-starved"]
+    assert (starved["state"], starved["metrics"]) == ("failed", {})
+    assert starved["failure"]["finding"]["certainty"] == "proved"
+    assert "--mem-fraction-static" in starved["failure"]["advice"]
+    assert desk.running() == ""
+    logs = list((desk.folder / "runs/lab/logs/tp1-auto").glob("*.log"))
+    assert any("fired up and ready to roll" in log.read_text() for log in logs)  # out of the journal
+    code, out, _ = desk.gpuctl("bench", "tp1")
+    assert out.count("SKIP") == 1
+    assert code == 1  # the starved one is kept as failed
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("desk", ["ct200"], indirect=True)
+def test_a_unit_that_is_killed_is_a_failure_with_its_signal_and_one_left_behind_is_stopped(desk):
+    process = desk.start("bench", "tp1", "--only", "tp1-auto")
+    desk.wait_for("server_ready")
+    desk.lab.check(desk.guest, ["systemctl", "kill", "--signal=SIGKILL", "gpuctl-tp1-auto"])
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1, out + err
+    failure = desk.records()["tp1-auto"]["failure"]
+    assert (failure["kind"], failure["signal"]) == ("server_died", "SIGKILL")
+    process = desk.start("bench", "tp1", "--only", "tp1-auto", "--fresh")
+    while desk.events().count("server_ready") < 2:
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert "gpuctl-tp1-auto" in desk.running()
+    code, out, err = desk.gpuctl("bench", "tp1", "--only", "tp1-auto", "--retry-failed")
+    assert code == 0, out + err
+    assert "left running by an earlier run" in out
+    assert desk.running() == ""
