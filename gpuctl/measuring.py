@@ -54,10 +54,12 @@ def measure(
     reps: list[Mapping[str, Any]] = []
     raw: list[Mapping[str, Any]] = []
     summaries: list[Mapping[str, Any]] = []
+    before: list[Result] = []  # what was sent before anything counted
     notes: list[str] = []
     try:
-        words = _words_for(cell, up, supervisor, load, api_key)
+        words = _words_for(cell, up, load, api_key, before)
         (warm,) = load([_job(cell, up, -1, words, api_key, warm_up=True)])
+        before.append(warm)
         _check(warm, cell, up, warm_up=True)
         _flush(up, supervisor, notes)
         for rep, result in enumerate(load([_job(cell, up, rep, words, api_key) for rep in range(cell.reps)])):
@@ -81,7 +83,7 @@ def measure(
         if all(rep["metrics"].get(name) is not None for rep in reps)
     }
     state = _judge(cell, up, estimates, unstable_above, notes)
-    return Measured(state, estimates, tuple(reps), None, _generator(summaries), tuple(notes), tuple(raw))
+    return Measured(state, estimates, tuple(reps), None, _generator(summaries, before), tuple(notes), tuple(raw))
 
 
 def _judge(cell: Cell, up: Up, estimates: Mapping[str, Estimate], unstable_above: float, notes: list[str]) -> State:
@@ -97,7 +99,7 @@ def _judge(cell: Cell, up: Up, estimates: Mapping[str, Estimate], unstable_above
     return State.OK
 
 
-def _generator(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _generator(summaries: Sequence[Mapping[str, Any]], before: Sequence[Result]) -> dict[str, Any]:
     """The worst of what the load generator said of itself over the repetitions."""
     lags = [summary.get("lag_ms") or {} for summary in summaries]
     kept = [summary["load_kept"] for summary in summaries if summary.get("load_kept") is not None]
@@ -108,6 +110,7 @@ def _generator(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         },
         "load_kept": min(kept) if kept else None,
         "ceiling_reads_s": min((s["ceiling_reads_s"] for s in summaries if s.get("ceiling_reads_s")), default=None),
+        "warm_up_s": round(sum(result.summary["wall_s"] for result in before), 4),
         "stamps": sorted({str(summary.get("stamps")) for summary in summaries}),
     }
 
@@ -161,7 +164,7 @@ def _check(result: Result, cell: Cell, up: Up, *, warm_up: bool = False) -> None
                 raise CellFailed(Failure("wrong_length", what))
 
 
-def _words_for(cell: Cell, up: Up, supervisor: Supervisor, load: Load, api_key: str | None) -> int:
+def _words_for(cell: Cell, up: Up, load: Load, api_key: str | None, sent: list[Result]) -> int:
     """How many words give the wanted prompt tokens with this server's tokenizer: asked, not guessed."""
     wanted = cell.point.prompt_tokens
     if not wanted:
@@ -171,6 +174,7 @@ def _words_for(cell: Cell, up: Up, supervisor: Supervisor, load: Load, api_key: 
         job = _job(cell, up, -2 - words, words, api_key)
         job["requests"] = [{**job["requests"][0], "max_tokens": 1}]
         (result,) = load([job])
+        sent.append(result)
         _check(result, cell, up, warm_up=True)
         tokens = result.requests[0]["usage"]["prompt_tokens"]
         if abs(tokens - wanted) <= max(1, LENGTH_TOLERANCE / 4 * wanted):

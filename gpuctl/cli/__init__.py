@@ -7,7 +7,7 @@ Exit codes: 0 well, 1 findings or failed cells, 2 usage or configuration, 3 coul
 from __future__ import annotations
 
 import importlib
-import pkgutil
+import os
 import sys
 from typing import Any
 
@@ -22,7 +22,9 @@ class _Verbs(click.Group):
     """Finds verbs in this folder, and imports the one that is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(found.name for found in pkgutil.iter_modules(__path__) if not found.name.startswith("_"))
+        # as plugins.names does, but without pkgutil, whose import costs more than all verbs together
+        files = (name for name in os.listdir(os.path.dirname(__file__)) if name.endswith(".py"))  # noqa: PTH120, PTH208
+        return sorted(name[:-3] for name in files if not name.startswith("_"))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):
