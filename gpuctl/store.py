@@ -46,7 +46,7 @@ def _explained(path: Path) -> Iterator[None]:
             ) from error
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             raise StoreError(f"{path}: cannot be written ({error.strerror}); --runs names another folder") from error
-        raise StoreError(f"{path}: {error.strerror}") from error
+        raise StoreError(f"{path}: {error.strerror}; --runs names another folder") from error
 
 
 def write(path: Path, data: bytes) -> None:

@@ -60,6 +60,10 @@ def test_every_verb_has_help_that_fits_a_terminal():
         (["render", "plan"], 2, "no server 'plan'; did you mean 'plain'?"),
         (["load", "http://127.0.0.1:9"], 3, "refused"),
         (["load", "ftp://x"], 2, "ftp://x"),
+        (["diagnose", "/"], 2, "Is a directory"),
+        (["diagnose", "--engine", "foo", "README.md"], 2, "there are llamacpp, sglang, vllm"),
+        (["bench", "demo", "--runs", "/proc"], 2, "--runs names another folder"),
+        (["doctor", "--from", sys.executable], 2, "binary"),
         (["report", "no-such-run"], 2, "no-such-run"),
         (["report", "--runs", "/nonexistent"], 2, "no run there yet"),
     ],
@@ -70,6 +74,16 @@ def test_a_mistake_is_a_line_and_an_exit_code(words, code, said):
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+    assert done.stderr.startswith("gpuctl: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_inventory_may_stand_before_the_verb_or_behind_it():
+    assert (
+        gpuctl("-i", "kpro6", "render", "tp1-auto").stdout == gpuctl("render", "tp1-auto", "-i", "kpro6").stdout != ""
+    )
+    assert gpuctl("-i", "kpro6", "render", "plain").returncode == 2
+    assert gpuctl("-i", "kpro6", "render", "plain", "-i", "local").returncode == 0
 
 
 def test_render_shows_a_server_of_the_campaign(golden):

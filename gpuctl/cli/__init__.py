@@ -70,8 +70,13 @@ def main(args: list[str] | None = None) -> None:
         code: Any = gpuctl.main(args=args, prog_name="gpuctl", standalone_mode=False)
     except click.exceptions.Exit as error:
         code = error.exit_code
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        code = USAGE
+    except click.ClickException as error:
+        ctx = getattr(error, "ctx", None)
+        words = error.format_message().rstrip(".").replace("\n", " ")
+        click.echo(f"gpuctl: {words}; {ctx.command_path if ctx else 'gpuctl'} --help says more", err=True)
         code = USAGE
     except BaseException as error:  # noqa: BLE001 - told as one line, or raised again
         code = explain(error)
