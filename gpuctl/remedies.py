@@ -243,5 +243,6 @@ def nodes_advice(box: Box, *, remove: Sequence[str] = ()) -> str:
     if remove:
         lines.append(f"  rm -f {' '.join(remove)}")
     lines.append(f"  nvidia-modprobe {counts} -u" + (" -m" if modeset(box) else ""))
-    lines.append("for good: a unit that does this before guests start (gpuctl doctor --fix installs it)")
+    when = "before guests start" if box.node.present else "at boot"
+    lines.append(f"for good: a unit that does this {when} (gpuctl doctor --fix installs it)")
     return "\n".join(lines)

@@ -17,7 +17,7 @@ from gpuctl import doctor, plugins, snapshots
 from gpuctl.finding import Severity
 
 BOXES = Path(__file__).parent / "boxes"
-FILES = sorted(path for path in BOXES.rglob("*") if path.suffix in (".yaml", ".yml"))
+FILES = sorted(path for path in BOXES.rglob("*") if path.suffix in (".yaml", ".yml", ".json"))
 
 
 def box(path):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from gpuctl import doctor, hosts, playbook
@@ -13,6 +17,7 @@ from tests.lab.faults.boot import reboot
 pytestmark = pytest.mark.lab
 
 CONF = "/etc/pve/lxc/200.conf"
+ROOT = Path(__file__).parents[1]
 
 
 def look(lab, guest="ct200", **eyes):
@@ -77,6 +82,36 @@ def test_a_wrong_configuration_is_named_and_mended(box200, kind):
     assert healing.state == "mended", doctor.render_healing(healing)
     assert doctor.diagnose(look(lab)).verdict == "well"
     assert heal(lab)[1] == []
+
+
+def test_the_command_shows_asks_mends_and_has_nothing_left_to_do(box200):
+    lab = box200
+    started_with(lab, conf.no_uvm_rule(lab.check("kpro6", ["cat", CONF])))
+    broken = lab.check("kpro6", ["cat", CONF])
+    command = [sys.executable, "-m", "gpuctl", "doctor", "-i", str(lab.inventory), "-t", "ct200"]
+
+    def gpuctl(*words):
+        done = subprocess.run(
+            [*command, *words], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=110
+        )
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stdout, done.stderr
+
+    code, out, _ = gpuctl()
+    assert code == 1
+    assert "lxc_rule_missing" in out
+    code, out, err = gpuctl("--fix")
+    assert (code, "--yes says yes" in err) == (2, True)
+    code, out, err = gpuctl("--fix", "--check")
+    assert code == 1
+    assert "+dev0: /dev/nvidia0,mode=0666" in err
+    assert "nothing was changed" in out
+    assert lab.check("kpro6", ["cat", CONF]) == broken
+    code, out, err = gpuctl("--fix", "--yes")
+    assert code == 0, out + err
+    assert "mended, as a second look shows" in out
+    code, out, err = gpuctl("--fix", "--yes")
+    assert (code, "container.yml" in err) == (0, False)
 
 
 def test_a_renumbered_driver_is_named_and_mended_live_and_for_good(box200):

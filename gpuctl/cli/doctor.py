@@ -11,10 +11,13 @@ import click
 
 from gpuctl.cli import FINDINGS, UNKNOWN, WELL
 from gpuctl.cli._console import colour, document, out, say
-from gpuctl.cli._options import folder, inventory_option, json_option, options
+from gpuctl.cli._options import check_option, folder, inventory_option, json_option, options, yes_option
 
 if TYPE_CHECKING:
     from gpuctl.asking import Asked
+    from gpuctl.box import Box
+    from gpuctl.finding import Remedy
+    from gpuctl.hosts import Machine
 
 
 @click.command("doctor", short_help="why CUDA does not start, proved, with the exact fix")
@@ -35,8 +38,9 @@ if TYPE_CHECKING:
 @click.option("--unit", metavar="UNIT", help="Look with the eyes of this service as well: user, environment, limits.")
 @click.option("--user", metavar="USER", help="Look with this user's rights as well.")
 @click.option("--all", "everything", is_flag=True, help="Consequences and what could not be read, each.")
+@click.option("--fix", is_flag=True, help="Mend it: shows each change, asks, makes it, looks again.")
 @click.option("--explain", metavar="ID", help="What a check looks for, and why.")
-@options(json_option)
+@options(check_option, yes_option, json_option)
 def command(
     inventory: str,
     targets: tuple[str, ...],
@@ -46,12 +50,16 @@ def command(
     unit: str | None,
     user: str | None,
     everything: bool,
+    fix: bool,
     explain: str | None,
+    check: bool,
+    yes: bool,
     as_json: bool,
 ) -> int:
     """Asks a box (its guest and its node, side by side) and says why CUDA does not start there, with evidence.
 
-    It changes nothing. Exit code 1: something is wrong; 3: it could not tell.
+    Without --fix it changes nothing; --fix --check shows what would change.
+    Exit code 1: something is wrong; 3: it could not tell.
     """
     from gpuctl import doctor
 
@@ -61,10 +69,64 @@ def command(
         for line in doctor.explain(explain):
             out(line)
         return WELL
+    if fix and files:
+        raise click.UsageError("--fix needs the machine; --from has only what was seen of it")
+    if fix and not (yes or check) and not sys.stdin.isatty():
+        raise click.UsageError("--fix asks before it changes a machine, and nobody is there to answer; --yes says yes")
     boxes = _from_files(files) if files else _from_machines(inventory, targets, unit, user)
     if save is not None:
         _save(boxes, save, masked=not unmasked)
-    return _tell(boxes, everything, as_json)
+    code = _tell(boxes, everything, as_json and not fix)
+    return _fix(boxes, inventory, unit, user, check=check, yes=yes, as_json=as_json) if fix and code else code
+
+
+def _fix(
+    boxes: Sequence[Asked], inventory: str, unit: str | None, user: str | None, *, check: bool, yes: bool, as_json: bool
+) -> int:
+    """Mends one box after another. Exit code 1 when one of them is not well afterwards."""
+    from gpuctl import doctor, hosts
+    from gpuctl.asking import ask
+    from gpuctl.deploy import mend
+    from gpuctl.transport import TransportError
+
+    machines = hosts.load(folder(inventory))
+    code, documents = WELL, []
+    for asked in boxes:
+        if asked.box is None:
+            code = max(code, UNKNOWN)
+            continue
+        machine = machines.machines[asked.name]
+
+        def look(name: str = asked.name) -> Box:
+            (again,) = ask(machines, [name], unit=unit, user=user)
+            if again.box is None:
+                raise TransportError("; ".join(again.missing.values()))
+            return again.box
+
+        def play(remedy: Remedy, machine: Machine = machine) -> doctor.Played:
+            would = mend(remedy, machines, machine, check=True)
+            where = machine.node if remedy.on == "node" else machine.name
+            restarts = f", and then the {remedy.restarts} restarts" if remedy.restarts else ""
+            say(f"\n{remedy.playbook}.yml on {where}{restarts}:")
+            say(would.diff or ("nothing to change" if would.well else would.why))
+            if check:
+                return doctor.Played(False, False, "only shown, as --check wants")
+            if not yes and not click.confirm("make this change?", err=True):
+                return doctor.Played(False, False, "not wanted")
+            done = mend(remedy, machines, machine, on_step=lambda step: say(f"  {step.state:10} {step.task}"))
+            return doctor.Played(done.well, any(done.changed.values()), done.why)
+
+        healing = doctor.heal(asked.box, look, play)
+        lines = ["nothing was changed (--check)"] if check else doctor.render_healing(healing, colour(sys.stdout))
+        for line in [] if as_json else lines:
+            out(line)
+        documents.append({"box": asked.name, "state": healing.state, "after": doctor.as_json(healing.after)})
+        if healing.state not in ("well", "mended"):
+            code = max(code, UNKNOWN if healing.state == "unknown" else FINDINGS)
+    if as_json:
+        verdict = {WELL: "well", UNKNOWN: "unknown"}.get(code, "findings")
+        document({"schema": "gpuctl.doctor-fix/1", "verdict": verdict, "boxes": documents})
+    return code
 
 
 def _from_files(files: Sequence[Path]) -> list[Asked]:

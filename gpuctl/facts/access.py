@@ -148,7 +148,8 @@ def opening(box: Box, path: str) -> list[str]:
 
 def user_name(box: Box) -> str:
     service = box.guest.mapping("service")
-    return str(service.get("user") or box.wanted.user or "the service's user")
+    name = service.get("user") or box.wanted.user
+    return f"user {name}" if name else "the service's user"
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,16 @@ def parse_uid_map(text: str) -> bool | None:
     return any(inside == "0" and outside == "0" for inside, outside, _ in rows)
 
 
+# Inode numbers of the first namespaces (linux/proc_ns.h, PROC_PID_INIT_INO and PROC_CGROUP_INIT_INO).
+_INITIAL = {"pid": "pid:[4026531836]", "cgroup": "cgroup:[4026531835]"}
+
+
+def initial_namespaces(snapshot: Snapshot) -> bool:
+    """Is this the machine itself? Containers have namespaces of their own."""
+    own = snapshot.mapping("namespaces").get("self")
+    return isinstance(own, dict) and all(own.get(name) == link for name, link in _INITIAL.items())
+
+
 def _place(snapshot: Snapshot) -> Place:
     evidence = []
     container: str | None = None
@@ -58,6 +68,9 @@ def _place(snapshot: Snapshot) -> Place:
         container = container or virt
         evidence.append(f"systemd-detect-virt: {virt}")
     role = snapshot.role
+    if container is not None and initial_namespaces(snapshot):
+        # an image may carry /run/systemd/container of the one who made it
+        container, evidence = None, ["the initial PID and control group namespaces: no container, whatever says so"]
     if container is None and role == "guest":
         container = "lxc"
         evidence.append("the snapshot says guest")
