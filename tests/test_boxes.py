@@ -8,6 +8,8 @@ certainty, severity   of the leading cause, where they matter
 
 from __future__ import annotations
 
+import json
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,13 +22,19 @@ BOXES = Path(__file__).parent / "boxes"
 FILES = sorted(path for path in BOXES.rglob("*") if path.suffix in (".yaml", ".yml", ".json"))
 
 
+@cache
+def document(path):
+    text = path.read_text()
+    return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+
+
 def box(path):
     return doctor.box_from(snapshots.read(path.read_text(), path.name))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(BOXES)))
 def test_a_box_gives_its_causes(path):
-    wanted = yaml.safe_load(path.read_text())
+    wanted = document(path)
     diagnosis = doctor.diagnose(box(path))
     said = [f.id for f in diagnosis.all if f.severity is not Severity.INFO]
     told = "\n".join(f"{f.id} {f.severity} {f.certainty}: {f.summary}" for f in diagnosis.all) or "nothing"
@@ -50,7 +58,7 @@ def test_a_box_gives_its_causes(path):
 
 @pytest.mark.parametrize("name", plugins.names("checks"))
 def test_each_cause_has_a_box_that_shows_it_and_one_it_must_not_name(name):
-    documents = [yaml.safe_load(path.read_text()) for path in FILES]
+    documents = [document(path) for path in FILES]
     assert any(name in d["expect"] or name in d.get("may", []) for d in documents), f"no box shows {name}"
     assert any(name in d.get("never", []) for d in documents), f"no near miss for {name}: a box with `never: [{name}]`"
 
