@@ -9,12 +9,14 @@ the real driver, but for the names of files.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import json
 import os
 import re
 import resource
+import secrets
 import shutil
 import socket
 import stat
@@ -22,7 +24,7 @@ import struct
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ HERE = Path("/mnt/machine")  # where the file system with the libraries is seen,
 LIBRARIES = HERE / f"usr/lib/{os.uname().machine}-linux-gnu"
 TOOLKIT = HERE / "usr/local/cuda-13.2"
 NOBODY = 65534
+JOB = secrets.token_hex(4)  # of this process and the children it forks
 BPF_NR = {"x86_64": 321, "aarch64": 280}[os.uname().machine]
 
 
@@ -100,6 +103,17 @@ def deny(high: int, low: int | None) -> None:
 
 def new_group(controller: str = "") -> Path:
     """A new cgroup below this process's own: v2, or v1 when only there the controller is."""
+    for kind, own in own_groups(controller):
+        group = own / f"replay-{JOB}"
+        group.mkdir()
+        if not controller or kind == "cgroup" or f"{controller}.max" in os.listdir(group):
+            return group
+        group.rmdir()
+    raise RuntimeError(f"no cgroup with {controller or 'devices'} on this machine")
+
+
+def own_groups(controller: str = "") -> Iterator[tuple[str, Path]]:
+    """(cgroup2 or cgroup, folder) of the groups this process is in: v2, and v1's of that controller."""
     own = Path("/proc/self/cgroup").read_text()
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields, _, kind = line.partition(" - ")
@@ -110,18 +124,16 @@ def new_group(controller: str = "") -> Path:
             path = re.search(rf"^\d+:(?:\S*,)?{controller}(?:,\S*)?:(.*)$", own, re.M)
         else:
             continue
-        if path is None:
-            continue
-        group = Path(fields_[4] + path[1]) / f"replay-{os.getpid()}"
-        group.mkdir()
-        if not controller or kind_[0] == "cgroup" or f"{controller}.max" in os.listdir(group):
-            GROUPS.append(group)
-            return group
-        group.rmdir()
-    raise RuntimeError(f"no cgroup with {controller or 'devices'} on this machine")
+        if path is not None:
+            yield kind_[0], Path(fields_[4] + path[1])
 
 
-GROUPS: list[Path] = []
+def take_groups_away() -> None:
+    """What the case before made. Only where it is made: other labs' groups come and go beside ours."""
+    for controller in ("", "memory", "pids"):
+        for _, own in own_groups(controller):
+            with contextlib.suppress(FileNotFoundError):
+                (own / f"replay-{JOB}").rmdir()
 
 
 def limit(controller: str, value: str) -> None:
@@ -403,8 +415,7 @@ def main() -> None:
             return replay(case, job["gpus"])
 
         answer = in_child(alone)
-        for group in Path("/sys/fs/cgroup").glob("**/replay-*"):
-            group.rmdir()
+        take_groups_away()
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 
