@@ -41,14 +41,14 @@ def ask(inventory: Inventory, names: Sequence[str], *, unit: str | None = None, 
             )
             if machine.vmid is not None:
                 node_job.setdefault("vmids", []).append(machine.vmid)
-    answers = each([way for way, _ in jobs.values()], lambda way: _probe(way, jobs[way.name][1]), timeout=PROBE_S)
+    answers = each([way for way, _ in jobs.values()], lambda way: probe(way, jobs[way.name][1]), timeout=PROBE_S)
     # a guest whose sshd does not answer is asked through its node
     lost = [m for m in machines if isinstance(answers[m.name], Unreachable) and _has_node(m, inventory)]
     if lost:
         again = [through_node(machine, ways) for machine in lost]
         answers |= {
             name: answer
-            for name, answer in each(again, lambda way: _probe(way, jobs[way.name][1]), timeout=PROBE_S).items()
+            for name, answer in each(again, lambda way: probe(way, jobs[way.name][1]), timeout=PROBE_S).items()
             if not isinstance(answer, TransportError)
         }
     try:
@@ -69,7 +69,8 @@ def _job(machine: Machine, service: dict[str, str]) -> dict[str, Any]:
     return job
 
 
-def _probe(way: Transport, job: dict[str, Any]) -> Snapshot | TransportError:
+def probe(way: Transport, job: dict[str, Any]) -> Snapshot | TransportError:
+    """A snapshot of the machine at the end of `way`, by a job of the probe; or why there is none."""
     command, stdin = agent("probe", job)
     done = way.run(command, stdin=stdin, timeout=PROBE_S)
     if done.rc == 127:
