@@ -1,8 +1,9 @@
-"""Boxes as they are now: every machine of them probed side by side, one round trip each."""
+"""Boxes as they are now: every machine of them probed side by side, one round trip each; or just glanced at."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,3 +105,50 @@ def _asked(machine: Machine, answers: dict[str, Any]) -> Asked:
         return Asked(machine.name, Box(guest, guest, wanted), (guest,), missing)
     snapshots = (guest, seen) if seen is not None else (guest,)
     return Asked(machine.name, Box(guest, seen, wanted), snapshots, missing)
+
+
+GLANCE_S = 30.0
+
+
+class Glancing:
+    """Light looks at machines (agent/glance.py), as often as it is called, over connections that stay open.
+
+    A guest whose sshd does not answer is looked at through its node.
+    """
+
+    def __init__(self, inventory: Inventory, names: Sequence[str], models: Sequence[str]) -> None:
+        self._machines = [inventory.machines[name] for name in names]
+        self._inventory = inventory
+        self._ways = transports(inventory)
+        self._job = {"models": list(models)}
+
+    def __enter__(self) -> Glancing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for way in self._ways.values():
+            way.close()
+
+    def __call__(self) -> dict[str, Mapping[str, Any] | TransportError]:
+        """By name: the answer, or why there is none."""
+        names = [machine.name for machine in self._machines]
+        answers = each([self._ways[name] for name in names], self._look, timeout=GLANCE_S)
+        lost = [m for m in self._machines if isinstance(answers[m.name], Unreachable) and _has_node(m, self._inventory)]
+        if lost:
+            again = each([through_node(m, self._ways) for m in lost], self._look, timeout=GLANCE_S)
+            answers |= {name: found for name, found in again.items() if not isinstance(found, TransportError)}
+        return answers
+
+    def _look(self, way: Transport) -> Mapping[str, Any]:
+        command, stdin = agent("glance", self._job)
+        done = way.run(command, stdin=stdin, timeout=GLANCE_S)
+        if done.rc == 127:
+            raise TransportError(f"{way.name}: no python3 there; install it (apt install python3-minimal)")
+        try:
+            found = json.loads(done.text)
+        except ValueError:
+            said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+            raise TransportError(f"{way.name}: {said[-1][:200] if said else f'status {done.rc}'}") from None
+        if not isinstance(found, dict):
+            raise TransportError(f"{way.name}: not understood: {done.text[:100]}")
+        return found

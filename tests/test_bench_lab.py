@@ -125,6 +125,11 @@ def test_a_phase_is_deployed_as_units_measured_and_named_where_it_cannot_work(de
 def test_a_unit_that_is_killed_is_a_failure_with_its_signal_and_one_left_behind_is_stopped(desk):
     process = desk.start("bench", "tp1", "--only", "tp1-auto")
     desk.wait_for("server_ready")
+    status = json.loads(desk.gpuctl("status", "-t", "ct200", "--json")[1])
+    (box,) = status["boxes"]
+    assert ("gpuctl-tp1-auto", "active") in [(unit["name"], unit["state"]) for unit in box["units"]]
+    assert max(gpu["used_bytes"] for gpu in box["gpus"]) > 50 << 30
+    assert "tp1-auto" in status["campaigns"][0]["doing"]
     desk.lab.check(desk.guest, ["systemctl", "kill", "--signal=SIGKILL", "gpuctl-tp1-auto"])
     out, err = process.communicate(timeout=60)
     assert process.returncode == 1, out + err

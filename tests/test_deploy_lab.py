@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -78,3 +82,20 @@ def test_a_remedy_for_the_node_goes_to_the_node_of_the_guest(machines):
     assert {step.machine for step in done.steps} == {"kpro6"}
     lost = hosts.Machine("ct9", "guest")
     assert "its node is not in the inventory" in deploy.mend(remedy, machines, lost).why
+
+
+def test_an_inventory_is_written_by_asking_a_node(lab, tmp_path):
+    def gpuctl(*words):
+        return subprocess.run(
+            [sys.executable, "-m", "gpuctl", *words], cwd=tmp_path, capture_output=True, text=True, timeout=110,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        )  # fmt: skip
+
+    done = gpuctl("init", "-F", str(lab.state / "ssh/config"), "kpro6")
+    assert done.returncode == 0, done.stderr
+    assert "kpro6: a Proxmox VE node, 8 GPUs" in done.stdout
+    assert "ct200: engines: sglang 0.5.11" in done.stdout
+    rendered = gpuctl("render", "qwen3.6-27b-tp4", "-i", "kpro6")
+    assert "--tp-size 4" in rendered.stdout
+    seen = gpuctl("status", "-i", "kpro6", "-t", "ct200")  # through the node, as it was written down
+    assert "8 x 96 GiB" in seen.stdout, seen.stderr
