@@ -69,6 +69,7 @@ GLOBS = """
 
 NODE_GLOBS = ["/dev/nvidia*", "/dev/nvidia-caps/*", "/dev/dri/*", "/dev/vfio/*", "/dev/kfd"]
 EXPECTED_NODES = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"]
+CUDA_NODE = re.compile(r"/dev/nvidia(\d+|ctl|-uvm|-uvm-tools|-modeset)$")  # a folder of such a name is a fault
 STAT_ONLY = [
     "/usr/bin/nvidia-modprobe",
     "/usr/bin/nvidia-smi",
@@ -746,7 +747,10 @@ class Probe:
         thread = threading.Thread(target=work, name=name, daemon=True)
         with self.lock:
             self.waiting[name] = thread
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # no thread can be started here (pids.max, RLIMIT_NPROC): one question after another
+            work()
 
     def ask(self):
         started = time.monotonic()
@@ -835,7 +839,7 @@ class Probe:
             minor = re.search(r"Device Minor:\s*(\d+)", str(read(path)))
             if minor:
                 paths.add("/dev/nvidia" + minor.group(1))
-        return sorted(p for p in paths if p.startswith("/dev/") and not os.path.isdir(p))
+        return sorted(p for p in paths if p.startswith("/dev/") and (CUDA_NODE.match(p) or not os.path.isdir(p)))
 
     def stats(self):
         self.put("nodes", {path: look(path) for path in self.node_paths()})

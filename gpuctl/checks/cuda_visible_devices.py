@@ -1,7 +1,7 @@
 """CUDA_VISIBLE_DEVICES names no GPU of this machine.
 
 Empty, -1, an index that does not exist, or the UUID of a card that was replaced: CUDA then sees no device and cuInit
-fails with 100. What counts is the environment of the service, not that of the shell in which one looks.
+fails with 100; with one named twice (`0,0`) it fails with 101. What counts is the environment of the service, not that of the shell in which one looks.
 """
 
 import re
@@ -40,23 +40,44 @@ def check(box: Box) -> Iterator[Finding]:
 
 
 def what_is_wrong(box: Box, value: str) -> str | None:
-    """Why this value names no GPU; None where it does, or where that is not known."""
+    """Why this value names no GPU, or one twice; None where it is right, or where that is not known.
+
+    As libcuda reads it (measured, driver 580): words between commas, up to the first that names no GPU of the kind the
+    first one was; numbers as strtoul has them, 32 bits of them (`1x` is 1, ` 0` is 0); UUIDs by their beginning, in
+    the case they have. Nothing chosen: 100. One chosen twice: 101.
+    """
     stripped = value.strip()
     if stripped in ("", "-1", "none", "void", "NoDevFiles"):
         return "it is empty: no device" if not stripped else f"{stripped} means: no device"
-    first = stripped.split(",")[0].strip()
     count, uuids = gpus(box)
-    if re.fullmatch(r"\d+", first):
-        if count is not None and int(first) >= count:
-            return f"there {'is' if count == 1 else 'are'} {count} GPU{'s' if count != 1 else ''}, numbered from 0"
-        return None
-    if first.startswith("-"):
-        return f"{first} is no index: no device"
-    if first.lower().startswith(("gpu-", "mig-")):
-        if uuids and not any(uuid.lower().startswith(first.lower()) for uuid in uuids):
-            return f"no GPU has this UUID; there are {', '.join(sorted(uuids))}"
-        return None
-    return f"{first!r} is neither an index nor a UUID"
+    by_number = re.match(r"\s*[+-]?\d", value) is not None
+    seen: set[str] = set()
+    for number, word in enumerate(value.split(",")):
+        one, problem = named(word, by_number, count, uuids)
+        if one is None:
+            return problem if number == 0 else None
+        if one in seen:
+            return f"{word.strip()} is there twice: CUDA then refuses all"
+        seen.add(one)
+    return None
+
+
+def named(word: str, by_number: bool, count: int | None, uuids: set[str]) -> tuple[str | None, str | None]:
+    """The GPU a word names, or why it names none; (None, None) where that is not known."""
+    index = re.match(r"\s*([+-]?\d+)", word)
+    if by_number and index is not None:
+        chosen = int(index.group(1)) & 0xFFFFFFFF
+        if count is not None and chosen >= count:
+            if word.strip().startswith("-"):
+                return None, f"{word.strip()} is no index: no device"
+            return None, f"there {'is' if count == 1 else 'are'} {count} GPU{'s' if count != 1 else ''}, numbered from 0"
+        return str(chosen), None
+    if not by_number and word.lower().startswith(("gpu-", "mig-")):
+        if not uuids:
+            return None, None
+        found = [uuid for uuid in sorted(uuids) if uuid.startswith(word)]
+        return (found[0], None) if found else (None, f"no GPU has this UUID; there are {', '.join(sorted(uuids))}")
+    return None, f"{word.strip()!r} is neither an index nor a UUID"
 
 
 def gpus(box: Box) -> tuple[int | None, set[str]]:

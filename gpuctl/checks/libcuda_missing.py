@@ -16,12 +16,15 @@ LAYER = Layer.CUDA
 
 def check(box: Box) -> Iterator[Finding]:
     for view in box.guest[cuda.VIEWS].values():
-        if view.dlopen is None or view.dlopen == "OK":
+        said = view.dlopen
+        if said is None and view.died is not None and not view.died.get("doing"):
+            said = f"whoever loads libcuda.so.1 dies ({ended(view.died.get('rc'))}): its ELF file is cut off or damaged"
+        if said is None or said == "OK":
             continue
         module = box.get_kernel(nvidia.MODULE_VERSION)
         if module is None and not driver_here(box):
             return  # no driver at all is another cause
-        broken = re.search(r"too short|ELF|file format|undefined symbol|version .* not found", view.dlopen)
+        broken = re.search(r"too short|ELF|file format|undefined symbol|version .* not found", said)
         here = [
             library for library in box.guest.get(libraries.FOUND) or () if library.real and "libcuda" in library.path
         ]
@@ -33,7 +36,7 @@ def check(box: Box) -> Iterator[Finding]:
             and "ldconfig -p" in box.guest.mapping("commands")
         ):
             return  # the loader's cache is to blame, which has a check of its own
-        evidence = [view.dlopen]
+        evidence = [said]
         found = [library for library in box.guest.get(libraries.FOUND) or () if "libcuda" in library.path]
         evidence += [f"found: {library.path} -> {library.real or 'nowhere'}" for library in found[:6]]
         if box.guest.get(libraries.FOUND) is not None and not found:
@@ -66,3 +69,11 @@ def driver_here(box: Box) -> bool:
         return True
     table = access.guest_nodes(box)
     return any(node.exists and "nvidia" in path for path, node in (table or {}).items())
+
+
+def ended(rc: object) -> str:
+    """How a child ended, in words: SIGBUS, or its status."""
+    if isinstance(rc, int) and rc < 0:
+        names = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 9: "SIGKILL", 11: "SIGSEGV"}
+        return names.get(-rc, f"signal {-rc}")
+    return f"exit status {rc}"

@@ -1,8 +1,9 @@
-"""An ordinary file stands where a device node should be.
+"""An ordinary file or a folder stands where a device node should be.
 
 `lxc.mount.entry: ... optional,create=file` makes an empty file when the node has nothing to bind, for example because
 the guest was started before nvidia-uvm had its node. Opening the file succeeds and the first ioctl fails, so ls and
-open look fine while cuInit gives 999 (nvidia-uvm) or 100, or a GPU is silently missing.
+open look fine while cuInit gives 999 (nvidia-uvm) or 100, or a GPU is silently missing. Docker's `-v /dev/nvidia0:...`
+makes a folder where there was no node; a block device of the right number is as useless.
 """
 
 import re
@@ -15,6 +16,7 @@ from gpuctl.facts.nodes import CTL, UVM
 from gpuctl.finding import Certainty, Finding, Layer, Severity
 
 LAYER = Layer.CONTAINER
+KINDS = {"file": "an ordinary file", "dir": "a folder", "block": "a block device"}
 
 
 def check(box: Box) -> Iterator[Finding]:
@@ -24,11 +26,12 @@ def check(box: Box) -> Iterator[Finding]:
     files = [
         node
         for path, node in table.items()
-        if node.kind == "file" and (path in (CTL, UVM) or re.fullmatch(r"/dev/nvidia\d+", path))
+        if node.kind in KINDS and (path in (CTL, UVM) or re.fullmatch(r"/dev/nvidia\d+", path))
     ]
     if not files:
         return
     paths = [node.path for node in files]
+    what = " and ".join(dict.fromkeys(KINDS[node.kind] for node in files))
     evidence = [*access.symptom(box), *(str(node) for node in files)]
     container = access.in_container(box)
     host = box.node.get(nodes.NODES) if box.node is not box.guest else None
@@ -44,7 +47,7 @@ def check(box: Box) -> Iterator[Finding]:
         else:
             text = remedies.nodes_advice(box, remove=paths)
         yield Finding(
-            f"{access.listed(paths)}: an ordinary file, not a device",
+            f"{access.listed(paths)}: {what}, not a device",
             Layer.CONTAINER if container else Layer.DEVICES, Severity.CRITICAL, Certainty.PROVED, tuple(evidence),
             remedy=None if container else remedies.device_nodes(box, remove=paths), advice=text,
         )  # fmt: skip
@@ -54,7 +57,7 @@ def check(box: Box) -> Iterator[Finding]:
         evidence += [f"{guest.where(line)}  <- makes a file where nothing is to bind" for line in lines]
     edit = remedies.for_good(box, guest, access.stale_rules(box, guest))
     yield Finding(
-        f"{guest.label}: {access.listed(paths)} is an ordinary file, for the node had none when the container started",
+        f"{guest.label}: {access.listed(paths)} is {what}, for the node had none when the container started",
         LAYER, Severity.CRITICAL, Certainty.PROVED, tuple(evidence),
         remedy=remedies.container(edit, restarts="guest"), advice=remedies.advice(box, edit, restarts="guest"),
     )  # fmt: skip

@@ -1,7 +1,8 @@
-"""The service's user may not open the device nodes; root may.
+"""The service's user may not open the device nodes; root usually may.
 
 A devN entry without `mode=` makes a node 0660 root:root in the container, so a service that does not run as root gets
-EACCES; as root all looks well. The same comes of a module option (NVreg_DeviceFileMode), a udev rule or chmod.
+EACCES; as root all looks well. The same comes of a module option (NVreg_DeviceFileMode), a udev rule or chmod. Root
+without CAP_DAC_OVERRIDE (a unit with CapabilityBoundingSet=) is held to the mode like everybody.
 """
 
 import re
@@ -22,11 +23,13 @@ def check(box: Box) -> Iterator[Finding]:
     if table is None:
         return
     closed: list[Node] = []
-    tried = False
+    tried = root = False
     for path, node in table.items():
         if path not in (CTL, UVM) and not re.fullmatch(r"/dev/nvidia\d+", path):
             continue
         word = access.opened(box, path, "user") or (access.opened(box, path) if not root_asked(box) else None)
+        if word is None and access.opened(box, path, "root") == "EACCES":
+            word, root = "EACCES", True
         if node.kind != "char" or node.mode is None or not explained(node, path, box):
             continue
         if word == "EACCES":
@@ -36,7 +39,7 @@ def check(box: Box) -> Iterator[Finding]:
             closed.append(node)
     if not closed:
         return
-    user = access.user_name(box)
+    user = "root without capabilities" if root else access.user_name(box)
     evidence = list(access.symptom(box))
     for node in closed:
         evidence += access.opening(box, node.path) or [str(node)]

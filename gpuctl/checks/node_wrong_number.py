@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from gpuctl import remedies
 from gpuctl.box import Box
-from gpuctl.facts import access, devices, nodes
+from gpuctl.facts import access, cuda, devices, nodes, nvidia
 from gpuctl.finding import Certainty, Finding, Layer, Severity
 
 LAYER = Layer.DEVICES
@@ -36,10 +36,17 @@ def check(box: Box) -> Iterator[Finding]:
         evidence.append(f"{node.path} must be {right} in this boot (/proc/devices)")
     paths = [node.path for node, _ in wrong]
     needed = [path for path in paths if not path.endswith(("-tools", "-modeset"))]
-    harmless = not needed or bool(access.works(box))
+    lost = any(path[-1].isdigit() for path in needed) and short(box)  # that GPU is not counted, and nothing fails
+    harmless = not needed or (bool(access.works(box)) and not lost)
     names = ", ".join(f"{node.path} is {node.major}:{node.minor}, not {right}" for node, right in wrong)
     yield Finding(
         f"wrong device number on {host.name}: {names}",
         LAYER, Severity.WARNING if harmless else Severity.CRITICAL, Certainty.PROVED, tuple(evidence),
         remedy=remedies.device_nodes(box, remove=paths), advice=remedies.nodes_advice(box, remove=paths),
     )  # fmt: skip
+
+
+def short(box: Box) -> bool:
+    """Does CUDA count fewer GPUs than the driver has?"""
+    view, gpus = box.guest.get(cuda.CUDA), box.get_kernel(nvidia.DRIVER_GPUS)
+    return view is not None and view.count is not None and gpus is not None and view.count < len(gpus)
