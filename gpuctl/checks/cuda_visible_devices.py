@@ -70,7 +70,10 @@ def named(word: str, by_number: bool, count: int | None, uuids: set[str]) -> tup
         if count is not None and chosen >= count:
             if word.strip().startswith("-"):
                 return None, f"{word.strip()} is no index: no device"
-            return None, f"there {'is' if count == 1 else 'are'} {count} GPU{'s' if count != 1 else ''}, numbered from 0"
+            return (
+                None,
+                f"there {'is' if count == 1 else 'are'} {count} GPU{'s' if count != 1 else ''}, numbered from 0",
+            )
         return str(chosen), None
     if not by_number and word.lower().startswith(("gpu-", "mig-")):
         if not uuids:

@@ -269,10 +269,6 @@ EXPORT int nvmlSystemGetNVMLVersion(char *version, unsigned room)
 {
     char own[64];
     nv_own_version(own, sizeof own);
-    /* 580.159.04 calls itself 580.159 */
-    char *dot = strchr(own, '.');
-    if (dot && (dot = strchr(dot + 1, '.')))
-        *dot = 0;
     char whole[80];
     snprintf(whole, sizeof whole, "%d.%s", nv_cuda_version(own) / 1000, own);
     return copied(whole, version, room);

@@ -56,6 +56,16 @@ static unsigned asked(const char *function, void *handle)
     return nvml(name)(handle, &value) ? 0 : value;
 }
 
+/* 13.580.159.04, as NVML says it, is 580.159 here */
+static const char *in_two_parts(char *version)
+{
+    char *own = strchr(version, '.') ? strchr(version, '.') + 1 : version;
+    char *dot = strchr(own, '.');
+    if (dot && (dot = strchr(dot + 1, '.')))
+        *dot = 0;
+    return own;
+}
+
 static int initialise(void)
 {
     library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
@@ -76,7 +86,7 @@ static int initialise(void)
     if (code == 18) {
         char version[80] = "";
         NVML(SystemGetNVMLVersion, version, 80u);
-        printf("NVML library version: %s\n", strchr(version, '.') ? strchr(version, '.') + 1 : version);
+        printf("NVML library version: %s\n", in_two_parts(version));
     }
     return code;
 }
@@ -1188,7 +1198,7 @@ int main(int argc, char **argv)
             NVML(SystemGetDriverVersion, driver, 80u);
             NVML(SystemGetNVMLVersion, own, 80u);
             printf("NVIDIA-SMI version  : %s\nNVML version        : %s\nDRIVER version      : %s\nCUDA Version        : %u.%u\n",
-                   driver, strchr(own, '.') ? strchr(own, '.') + 1 : own, driver, cuda / 1000, cuda % 1000 / 10);
+                   driver, in_two_parts(own), driver, cuda / 1000, cuda % 1000 / 10);
             return 0;
         }
         if (list) {
