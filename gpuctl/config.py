@@ -47,6 +47,7 @@ class Model(_Strict):
     revision: str = "main"
     source: str | None = None  # a folder, a hub cache, ssh://host/folder
     stage: bool = False  # path lies in a tmpfs and has to be filled after a reboot
+    files: list[str] = []  # patterns of the files that belong to it; default: all but weights in a second format
     make: str | None = None  # tiny: gpuctl writes the file itself when it is missing (the embedded default)
     context: int | None = Field(default=None, gt=0)  # tokens the model was made for
     known_answer: dict[str, str] = {}  # prompt -> words a healthy server's answer has; asked before anything is timed

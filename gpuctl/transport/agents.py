@@ -9,10 +9,11 @@ from typing import Any
 
 AGENTS = Path(__file__).parents[1] / "agent"
 
-# The first line of stdin says how long the program is, then comes the program, then the job it reads.
+# The first line of stdin says how long the program is, then comes the program, then the job it reads. It finds its own
+# text as __program__: stage.py sends itself on to the machine a model comes from.
 _BOOTSTRAP = (
-    "import sys;b=sys.stdin.buffer;n=int(b.readline());"
-    "exec(compile(b.read(n),sys.argv[1],'exec'),{'__name__':'__main__'})"
+    "import sys;b=sys.stdin.buffer;n=int(b.readline());p=b.read(n);"
+    "exec(compile(p,sys.argv[1],'exec'),{'__name__':'__main__','__program__':p})"
 )
 
 
