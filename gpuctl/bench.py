@@ -6,10 +6,12 @@ else is remembered, so the same command continues after any end, of gpuctl or of
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -20,13 +22,17 @@ from gpuctl import deploy, hosts, plugins
 from gpuctl.cells import Cell
 from gpuctl.config import Inventory, Model, PhasePlan, Server
 from gpuctl.engines import Launch, environment
+from gpuctl.facts.boot import RESTARTS, Happened
+from gpuctl.finding import Remedy
+from gpuctl.guard import Guard, Stopped, Ways
 from gpuctl.load import Result, load_all
 from gpuctl.measuring import Measured, measure
-from gpuctl.records import MEASURED, Failure, Record, State
+from gpuctl.records import MEASURED, CellId, Failure, Record, State
+from gpuctl.restore import NotAllowed, Restorer
 from gpuctl.serving import StartFailed, Tell, Up, bring_up, take_down, unit_name
 from gpuctl.store import Run, now
-from gpuctl.supervision import Processes, Supervisor, Units
-from gpuctl.transport import AGENTS, Transport, agent
+from gpuctl.supervision import Processes, SupervisionError, Supervisor, Units, UnitState
+from gpuctl.transport import AGENTS, Refused, Transport, TransportError, agent
 
 
 class BenchError(Exception):
@@ -39,6 +45,8 @@ class Options:
     retry_failed: bool = False
     only: tuple[str, ...] = ()
     check: bool = False  # say what would be measured, and why; change nothing
+    allowed: Callable[[Remedy, str, str], bool] | None = None  # asked before healing changes a machine; None: it may
+    within_s: float = 1800.0  # how long a box that went away is waited for
 
 
 @dataclass
@@ -59,6 +67,24 @@ class Target:
     transport: Transport
     python: str
     base: Path | None = None  # folder that relative model paths start from (this machine only)
+    machines: hosts.Inventory | None = None
+    node: Transport | None = None  # the way to its node, where it has one
+    vmid: int | None = None
+
+
+TRIES = 3  # of a cell that something outside of it broke off: once, and twice again
+# Failures that say nothing of a configuration: the cell is measured again.
+_OUTSIDE = frozenset({"machine_away", "measuring_failed"})
+# What a log's diagnosis says of a server that somebody killed, or the kernel did: it has no cause of its own.
+_NO_CAUSE = frozenset({"killed-without-reason", "scheduler-killed"})
+
+
+class _BrokenOff(Exception):
+    """Measuring a server was broken off by something outside of it. `state`: its process, as it was started."""
+
+    def __init__(self, failure: Failure, away: str, state: UnitState | None) -> None:
+        super().__init__(failure.summary)
+        self.failure, self.away, self.state = failure, away, state
 
 
 @dataclass(frozen=True)
@@ -74,10 +100,11 @@ def target(inventory: Inventory, name: str) -> Target:
     """The machine of that name in the inventory's hosts.yml. Raises hosts.BadInventory."""
     machines = hosts.load(inventory.folder)
     (machine, *_) = machines.chosen([name])
-    way = hosts.transports(machines)[machine.name]
+    ways = hosts.transports(machines)
+    way, node = ways[machine.name], ways.get(machine.node or "")
     if machine.connection == "local":
-        return Target(machine.name, way, sys.executable, Path.cwd())
-    return Target(machine.name, way, "python3")
+        return Target(machine.name, way, sys.executable, Path.cwd(), machines, node, machine.vmid)
+    return Target(machine.name, way, "python3", None, machines, node, machine.vmid)
 
 
 def bench(
@@ -95,10 +122,19 @@ def bench(
     if not options.check:
         run.put("campaign.json", _campaign(inventory, launches))
         _make_models(inventory, launches, tell)
+    guard = Guard(
+        Ways(target.name, target.transport, target.node, target.vmid),
+        run,
+        tell,
+        lambda _: _heal(target, options, tell),
+        within_s=options.within_s,
+    )
+    guard.begin(check=options.check)
     survey = _survey(target, launches, inventory)
     supervisor = _supervisor(inventory, target, survey)
     if not options.check:
         _stop_orphans(supervisor, inventory.campaign, run, tell)
+    tries: Counter[CellId] = Counter()
     try:
         todos = []
         for name, cells in by_server.items():
@@ -107,15 +143,172 @@ def bench(
                 todos.append(todo)
         if options.check:
             return outcome
-        for todo in todos:
-            _serve_and_measure(todo, inventory, plan, target, supervisor, survey, run, tell, outcome)
+        while todos:
+            try:
+                _serve_and_measure(
+                    todos[0], inventory, plan, target, supervisor, survey, run, tell, outcome, guard, tries
+                )
+                todos.pop(0)
+            except _BrokenOff as broken:
+                what = _recovered(broken, guard, supervisor, run, tell)
+                survey = _survey(target, launches, inventory)
+                supervisor = _supervisor(inventory, target, survey)
+                _stop_orphans(supervisor, inventory.campaign, run, tell)
+                if what in RESTARTS:
+                    todos = [
+                        todo
+                        for name, cells in by_server.items()
+                        if (todo := _again(name, cells, launches[name], inventory, survey, run, outcome, tries, tell))
+                    ]
+                if todos:
+                    _give_up_tried(todos, tries, broken.failure, survey, run, tell, outcome)
+                todos = [todo for todo in todos if todo.pending]
     except BaseException:
         # Whatever it was interrupted in, also in stopping a server: nothing that this campaign started stays behind.
         if not options.check:
-            _stop_orphans(supervisor, inventory.campaign, run, lambda _event, **_facts: None)
+            with contextlib.suppress(TransportError, SupervisionError):  # where the machine is there
+                _stop_orphans(supervisor, inventory.campaign, run, lambda _event, **_facts: None)
         raise
     run.event("run_finished", phase=phase, done=len(outcome.done), kept=len(outcome.kept), failed=len(outcome.failed))
     return outcome
+
+
+def _heal(target: Target, options: Options, tell: Tell) -> list[Mapping[str, Any]]:
+    """Has the box mended as far as a server needs it that is about to be started; says what was done.
+
+    Raises Stopped where something is left that keeps CUDA from starting.
+    """
+    if target.machines is None or target.base is not None:
+        return []  # this machine: it is ours to measure, not to mend
+    restorer = Restorer(target.machines, target.name, tell=tell, allowed=options.allowed)
+    try:
+        healing = restorer.heal()
+    except NotAllowed as error:
+        raise Stopped(f"{target.name} {error}") from None
+    done: list[Mapping[str, Any]] = [
+        {"finding": step.finding.id, "saw": step.finding.summary, "did": step.remedy.playbook, "gone": step.gone}
+        for step in healing.steps
+    ]
+    if healing.state in ("stuck", "failed") and healing.after.works is False:
+        why = healing.left[0].summary if healing.left else "it does not work afterwards"
+        text = next((step.played.text for step in healing.steps if not step.played.ok), "")
+        raise Stopped(f"{target.name} is not mended: {why}{f' ({text})' if text else ''}", stuck=True)
+    return done
+
+
+def _recovered(broken: _BrokenOff, guard: Guard, supervisor: Supervisor, run: Run, tell: Tell) -> Happened:
+    """Has the guard wait for the box and heal it. Raises Stopped."""
+    wanted = broken.state
+
+    def serves() -> bool | None:
+        if wanted is None:
+            return None
+        units, _ = supervisor.status()
+        return any(u.running and (u.pid, u.start) == (wanted.pid, wanted.start) for u in units)
+
+    if not broken.away and broken.failure.kind != "machine_away":  # the box is there: only the server ended
+        run.event("server_died", why=broken.failure.summary)
+        tell("broken_off", failure=broken.failure)
+        return Happened.SERVICE_DIED
+    return guard.recover(broken.away or broken.failure.summary, serves)
+
+
+def _from_outside(failure: Failure) -> bool:
+    """Whether a failure says nothing of the configuration: the way to the machine, or a signal without a cause."""
+    if failure.kind in _OUTSIDE:
+        return True
+    ended = failure.kind in ("server_died", "start_failed") and failure.signal in ("SIGKILL", "SIGTERM")
+    without = failure.finding is None or failure.finding.get("id") in _NO_CAUSE
+    return ended and without and "out of memory" not in failure.summary
+
+
+def _again(
+    name: str,
+    cells: Sequence[Cell],
+    launch: Launch,
+    inventory: Inventory,
+    survey: Mapping[str, Any],
+    run: Run,
+    outcome: Outcome,
+    tries: Counter[CellId],
+    tell: Tell,
+) -> _Todo | None:
+    """After a restart: what is left of a server's cells, and those whose results hold no longer."""
+    engine = plugins.get("engines", launch.server.engine)
+    todo = _Todo(name, launch, engine, [], inventory.models.get(launch.server.model or ""))
+    settled = {record.cell: record for record in (*outcome.done, *outcome.kept, *outcome.failed)}
+    changed: Counter[str] = Counter()
+    for cell in cells:
+        parts = fingerprint(cell, launch, engine, survey)
+        record = settled.get(cell.id)
+        if record is not None:
+            if record.fingerprint_id == cells_.fingerprint_id(parts) or tries[cell.id] >= TRIES:
+                continue
+            changed[f"the restart changed {cells_.differences(record.fingerprint, parts)}"] += 1
+            for records in (outcome.done, outcome.kept, outcome.failed):
+                records[:] = [one for one in records if one.cell != cell.id]
+        todo.pending.append((cell, parts))
+    for why, count in changed.items():
+        tell("pending", server=name, cells=count, why=why)
+    return todo if todo.pending else None
+
+
+def _give_up_tried(
+    todos: Sequence[_Todo],
+    tries: Counter[CellId],
+    failure: Failure,
+    survey: Mapping[str, Any],
+    run: Run,
+    tell: Tell,
+    outcome: Outcome,
+) -> None:
+    """Cells that were broken off too often become failures; a later run tries them again."""
+    for todo in todos:
+        for cell, parts in [(cell, parts) for cell, parts in todo.pending if tries[cell.id] >= TRIES]:
+            todo.pending.remove((cell, parts))
+            what = replace(failure, summary=f"broken off {tries[cell.id]} times, at last: {failure.summary}")
+            if what.kind not in cells_.PASSING and what.signal is None:
+                what = replace(what, kind="interrupted")
+            _keep(cell, parts, now(), _failed(what), None, survey, run, tell, outcome)
+
+
+def _failed(failure: Failure) -> Measured:
+    return Measured(State.FAILED, {}, (), failure, {}, (), ())
+
+
+def _keep(
+    cell: Cell,
+    parts: Mapping[str, Any],
+    began: str,
+    what: Measured,
+    up: Up | None,
+    survey: Mapping[str, Any],
+    run: Run,
+    tell: Tell,
+    outcome: Outcome,
+) -> Record:
+    """Saves what became of a cell as its record."""
+    record = Record(
+        cell=cell.id,
+        state=what.state,
+        started=began,
+        ended=now(),
+        fingerprint=parts,
+        fingerprint_id=cells_.fingerprint_id(parts),
+        boot={key: survey["machine"].get(key) for key in ("boot_id", "pid1_start")},
+        metrics=what.metrics,
+        reps=what.reps,
+        failure=what.failure,
+        server=up.as_json() if up else {},
+        generator=what.generator,
+        notes=what.notes,
+        parameters={"concurrency": cell.point.concurrency, **cell.point.parameters},
+    )
+    run.save(record, what.raw)
+    run.event("cell_done", cell=str(cell.id), state=record.state.value)
+    (outcome.done if record.state in MEASURED else outcome.failed).append(record)
+    tell("cell", cell=cell.id, record=record)
+    return record
 
 
 def _supervisor(inventory: Inventory, target: Target, survey: Mapping[str, Any]) -> Supervisor:
@@ -304,46 +497,31 @@ def _serve_and_measure(
     run: Run,
     tell: Tell,
     outcome: Outcome,
+    guard: Guard,
+    tries: Counter[CellId],
 ) -> None:
-    """One server: up, its pending cells, down. A server that does not work makes records with causes."""
+    """One server: up, its pending cells, down. A server that does not work makes records with causes.
+
+    Cells leave `todo.pending` as they get records. Raises _BrokenOff where something outside of it ended it.
+    """
     server = todo.launch.server
     tell("server", server=todo.server, title=server.title or todo.server, engine=server.engine, cells=len(todo.pending))
-    boot = {key: survey["machine"].get(key) for key in ("boot_id", "pid1_start")}
     missing = _missing_model(todo.launch, survey)
     api_key = _api_key(server)
 
     def keep(cell: Cell, parts: Mapping[str, Any], began: str, what: Measured, up: Up | None) -> Record:
-        record = Record(
-            cell=cell.id,
-            state=what.state,
-            started=began,
-            ended=now(),
-            fingerprint=parts,
-            fingerprint_id=cells_.fingerprint_id(parts),
-            boot=boot,
-            metrics=what.metrics,
-            reps=what.reps,
-            failure=what.failure,
-            server=up.as_json() if up else {},
-            generator=what.generator,
-            notes=what.notes,
-            parameters={"concurrency": cell.point.concurrency, **cell.point.parameters},
-        )
-        run.save(record, what.raw)
-        run.event("cell_done", cell=str(cell.id), state=record.state.value)
-        (outcome.done if record.state in MEASURED else outcome.failed).append(record)
-        tell("cell", cell=cell.id, record=record)
-        return record
+        return _keep(cell, parts, began, what, up, survey, run, tell, outcome)
 
     def give_up(failure: Failure, left: Iterable[tuple[Cell, Mapping[str, Any]]], up: Up | None) -> None:
         for cell, parts in left:
-            keep(cell, parts, now(), Measured(State.FAILED, {}, (), failure, {}, (), ()), up)
+            keep(cell, parts, now(), _failed(failure), up)
 
     if missing is not None:
         give_up(missing, todo.pending, None)
         return
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     run.event("server_started", server=todo.server)
+    tries[todo.pending[0][0].id] += 1
     try:
         up = bring_up(
             todo.engine,
@@ -355,7 +533,14 @@ def _serve_and_measure(
             known_answer=todo.model.known_answer if todo.model else None,
             headers=headers,
         )
+    except Refused:
+        raise
+    except (TransportError, SupervisionError) as error:
+        raise _BrokenOff(Failure("machine_away", str(error)), guard.away() or str(error), None) from None
     except StartFailed as error:
+        away = guard.away()
+        if away or _from_outside(error.failure):
+            raise _BrokenOff(error.failure, away, None) from None
         run.event("server_died", server=todo.server, why=error.failure.summary)
         tell("server_failed", server=todo.server, failure=error.failure)
         give_up(error.failure, todo.pending, None)
@@ -366,23 +551,40 @@ def _serve_and_measure(
     def load(jobs: Sequence[Mapping[str, Any]]) -> list[Result]:
         return load_all(target.transport, jobs, python=_agent_python(target))
 
-    left = list(todo.pending)
+    left, first = todo.pending, True
     try:
         while left:
             cell, parts = left[0]
             began = now()
+            tries[cell.id] += not first  # the first one was counted when its server was started
+            first = False
             tell("measuring", cell=cell.id)
             what = measure(cell, up, supervisor, load, api_key=api_key, unstable_above=plan.unstable_above)
+            away = guard.away()
+            if away or (what.failure is not None and _from_outside(what.failure)):
+                # also a cell that came out well: whatever it measured, it was not one boot
+                raise _BrokenOff(what.failure or Failure("rebooted", away), away, up.state)
             record = keep(cell, parts, began, what, up)
             left.pop(0)
-            if record.failure is not None and record.failure.kind in {"server_died", "machine_away"}:
+            if record.failure is not None and record.failure.kind == "server_died":
                 run.event("server_died", server=todo.server, why=record.failure.summary)
                 tell("server_failed", server=todo.server, failure=record.failure)
                 give_up(replace(record.failure, summary=f"not measured: {record.failure.summary}"), left, up)
                 return
     finally:
-        take_down(up, supervisor)
+        _stopped(up, supervisor, guard)
         run.event("server_stopped", server=todo.server)
+
+
+def _stopped(up: Up, supervisor: Supervisor, guard: Guard) -> None:
+    """Stops a server. On a machine that is away it is found and stopped later, by its mark."""
+    try:
+        take_down(up, supervisor)
+    except Refused:
+        raise
+    except (TransportError, SupervisionError):
+        if not guard.away():
+            raise
 
 
 def _missing_model(launch: Launch, survey: Mapping[str, Any]) -> Failure | None:

@@ -79,7 +79,14 @@ def ended(kind: str, what: str, watch: Watch) -> Failure:
     """A failure out of how a server ended: exit status, signal, last log lines."""
     end = watch.exit or {}
     status, signal = end.get("status"), end.get("signal")
-    how = f"killed by {signal}" if signal else f"exit status {status}" if status is not None else str(end.get("why"))
+    memory = " (out of memory)" if end.get("why") == "oom-kill" else ""
+    how = (
+        f"killed by {signal}{memory}"
+        if signal
+        else f"exit status {status}"
+        if status is not None
+        else str(end.get("why"))
+    )
     tail = tuple(line for line in list(watch.log_tail)[-12:] if line.strip())
     return Failure(kind, f"{what}: {how}", tail, exit_status=status, signal=signal)
 

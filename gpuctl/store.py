@@ -77,6 +77,7 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.name = folder.name
+        self.boot: Mapping[str, Any] = {}  # of the box, as each event keeps it
         self._lock: int | None = None
 
     # -- the lock
@@ -143,7 +144,7 @@ class Run:
     def event(self, name: str, **facts: Any) -> None:
         """Appends one line to events.jsonl, and it is on the disk when this returns."""
         path = self.folder / "events.jsonl"
-        line = json.dumps({"t": now(), "event": name, **facts}) + "\n"
+        line = json.dumps({"t": now(), "event": name, **facts, **({"boot": self.boot} if self.boot else {})}) + "\n"
         with _explained(path):
             handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             try:

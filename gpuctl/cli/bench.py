@@ -18,17 +18,21 @@ from gpuctl.cli._options import (
     options,
     runs_option,
     target_option,
+    yes_option,
 )
 
 if TYPE_CHECKING:
     from gpuctl.bench import Outcome
+    from gpuctl.facts.boot import Happened
+    from gpuctl.finding import Remedy
+    from gpuctl.playbook import Step
     from gpuctl.records import CellId, Record
     from gpuctl.store import Run
 
 
 @click.command("bench", short_help="deploy each server of a phase and measure it; goes on by itself")
 @click.argument("phase")
-@options(inventory_option, target_option, runs_option, check_option, json_option)
+@options(inventory_option, target_option, runs_option, check_option, yes_option, json_option)
 @click.option("--fresh", is_flag=True, help="Measure every cell again.")
 @click.option("--retry-failed", is_flag=True, help="Try cells again that failed before.")
 @click.option("--only", metavar="GLOB", multiple=True, help="Servers, or server/workload/point. May be repeated.")
@@ -39,6 +43,7 @@ def command(
     target: str | None,
     runs: Path,
     check: bool,
+    yes: bool,
     as_json: bool,
     fresh: bool,
     retry_failed: bool,
@@ -48,13 +53,17 @@ def command(
     """Deploys each server of PHASE as a unit and measures its cells: one server under one point of a workload.
 
     What is measured already is left out as long as nothing that could change it has changed. After Ctrl-C, a crash or a
-    reboot the same command goes on where it stopped.
+    reboot the same command goes on where it stopped. A box that goes away is waited for, healed as `gpuctl restore`
+    does, and the cell measured again; --yes asks no question before a change to it.
     """
     from gpuctl import bench as verb
+    from gpuctl.guard import Stopped
     from gpuctl.store import Run
 
     known = load_inventory(inventory)
-    chosen = verb.Options(fresh=fresh, retry_failed=retry_failed, only=only, check=check)
+    chosen = verb.Options(
+        fresh=fresh, retry_failed=retry_failed, only=only, check=check, allowed=None if yes else _allow
+    )
     box = target or known.phase(phase).target or "local"
     machine = verb.target(known, box)
     run = Run(runs / (run_name or known.campaign))
@@ -70,12 +79,25 @@ def command(
             run.event("run_interrupted", phase=phase)
             say(f"\ninterrupted; the same command goes on: {_again()}")
             return INTERRUPTED
+        except Stopped as error:
+            run.event("run_stopped", phase=phase, why=str(error))
+            say(f"gpuctl: {error}; then the same command goes on: {_again()}")
+            return FINDINGS if error.stuck else INTERRUPTED
     _report(run)
     if as_json:
         document(_as_json(outcome, run))
     else:
         _conclude(outcome, run, phase)
     return FINDINGS if outcome.failed else WELL
+
+
+def _allow(remedy: Remedy, where: str, shown: str) -> bool:
+    """Asks whoever sits at the terminal. Raises NotAllowed where nobody does, and when the answer is no."""
+    from gpuctl.restore import NotAllowed
+
+    if not (sys.stdin.isatty() and click.confirm("make this change, and go on?", err=True)):
+        raise NotAllowed(remedy, where)
+    return True
 
 
 class _Console:
@@ -86,6 +108,7 @@ class _Console:
         self.group: tuple[Any, ...] | None = None
         self.print = say if quiet else out
         self.live = sys.stderr.isatty() and not quiet
+        self.waited = 0.0  # when it was last said that something is waited for
 
     def tell(self, event: str, **facts: Any) -> None:
         handler = getattr(self, f"on_{event}", None)
@@ -144,6 +167,59 @@ class _Console:
             self.print(f"    | {line}")
         if failure.advice:
             self.print(f"    {failure.advice}")
+
+    def on_broken_off(self, failure: Any) -> None:
+        self._clear()
+        self.print(f"  BROKEN OFF {failure.summary}")
+
+    def on_away(self, box: str, why: str, waited_s: float, within_s: float) -> None:
+        """Says each half minute, or on one line of a terminal, what is waited for."""
+        if not waited_s:
+            self._clear()
+            self.print(f"  AWAY {why}; waiting up to {within_s / 60:g} minutes for it")
+            self.waited = 0.0
+        elif self.live:
+            click.echo(f"\r\033[K  waiting for {box}: {waited_s:.0f} s; {why}"[:200], err=True, nl=False)
+        elif waited_s - self.waited >= 30:
+            self.print(f"  waiting for {box}: {waited_s:.0f} s; {why}")
+            self.waited = waited_s
+
+    def on_back(self, box: str, happened: Happened, away_s: float) -> None:
+        from gpuctl.facts.boot import IN_WORDS
+
+        self._clear()
+        self.print(f"  BACK {box} after {away_s:.0f} s: {IN_WORDS[happened]}")
+
+    def on_started_anew(self, box: str, happened: Happened) -> None:
+        from gpuctl.facts.boot import IN_WORDS
+
+        self.print(f"  {box} is not as the campaign left it: {IN_WORDS[happened]}")
+
+    def on_would(self, remedy: Remedy, where: str, shown: str) -> None:
+        self._clear()
+        restarts = f", and then the {remedy.restarts} restarts" if remedy.restarts else ""
+        self.print(f"  {remedy.playbook}.yml on {where}{restarts}:")
+        for line in shown.splitlines():
+            self.print(f"    {line}")
+
+    def on_found(self, box: str, finding: Any) -> None:
+        self._clear()
+        self.print(f"  SAW {finding.summary}")
+
+    def on_playing(self, remedy: Remedy, where: str) -> None:
+        self.print(f"  DOES {remedy.playbook}.yml on {where}")
+
+    def on_step(self, step: Step) -> None:
+        if self.live:
+            click.echo(f"\r\033[K  {step.task} ...", err=True, nl=False)
+
+    def on_mended(self, finding: Any, gone: bool, text: str) -> None:
+        self._clear()
+        self.print("  GONE, as another look shows" if gone else f"  STILL THERE{f': {text}' if text else ''}")
+
+    def on_healthy(self, box: str, took_s: float) -> None:
+        self._clear()
+        self.print(f"  {box} is in order ({took_s:.1f} s)")
 
     def on_cell(self, cell: CellId, record: Record) -> None:
         from gpuctl.reports.terminal import group, line

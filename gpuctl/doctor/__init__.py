@@ -3,13 +3,13 @@
 read_snapshots, box_from   from files to a box
 diagnose                   what is wrong
 render_text, as_json, explain   for people and for programs
-heal                       plays remedies until the box is clean or nothing helps any more
+heal, together             plays remedies until the box is clean or nothing helps any more
 saved                      snapshots as one document that may be mailed
 """
 
 from gpuctl.doctor.boxes import box_from, read_snapshots, saved
 from gpuctl.doctor.diagnosis import Diagnosis, diagnose, ids
-from gpuctl.doctor.healing import Healing, Played, Step, heal
+from gpuctl.doctor.healing import Healing, Played, Step, heal, together
 from gpuctl.doctor.telling import as_json, explain, render_healing, render_text
 from gpuctl.snapshots import NotASnapshot
 
@@ -29,4 +29,5 @@ __all__ = [
     "render_healing",
     "render_text",
     "saved",
+    "together",
 ]

@@ -43,54 +43,77 @@ class Healing:
     after: Diagnosis
     steps: tuple[Step, ...] = ()
     left: tuple[Finding, ...] = ()  # what is still wrong
+    box: Box | None = None  # as it was seen last
 
 
-def heal(box: Box, probe: Callable[[], Box], play: Callable[[Remedy], Played], *, warnings: bool = True) -> Healing:
+def mendable(finding: Finding) -> bool:
+    """What stops CUDA, and warnings that have a remedy."""
+    return finding.severity is Severity.CRITICAL or (
+        finding.severity is Severity.WARNING and finding.remedy is not None
+    )
+
+
+def heal(
+    box: Box,
+    probe: Callable[[], Box],
+    play: Callable[[Remedy], Played],
+    *,
+    wanted: Callable[[Finding], bool] = mendable,
+    on_step: Callable[[Finding, Step | None], None] = lambda finding, step: None,
+) -> Healing:
     """Plays remedies until the box is clean or nothing helps any more.
 
     `probe` looks at the box again; `play` applies one remedy with the restart it asks for. A remedy that was played is
-    not played again; one that should have done without a restart of the guest is followed by one with it. Without
-    `warnings` only what stops CUDA is mended. Raises what probe and play raise.
+    not played again; one that should have done without a restart of the guest is followed by one with it. `wanted`
+    says which findings have to go; `on_step` hears of each before its remedy is played, and how it went. Raises what
+    probe and play raise.
     """
     before = diagnosis = diagnose(box)
     tried: set[str] = set()
     steps: list[Step] = []
     for _ in range(MAX_ROUNDS):
-        chosen = choose(diagnosis, tried, warnings=warnings)
+        chosen = choose(diagnosis, tried, wanted=wanted)
         if chosen is None:
             break
         finding, remedy = chosen
         tried.add(key(remedy))
+        on_step(finding, None)
         played = play(remedy)
-        diagnosis = diagnose(probe())
+        box = probe()
+        diagnosis = diagnose(box)
         gone = all(other.id != finding.id for other in diagnosis.all)
         steps.append(Step(finding, remedy, played, gone))
+        on_step(finding, steps[-1])
         if not played.ok:
-            return Healing("failed", before, diagnosis, tuple(steps), wrong(diagnosis, warnings))
-    left = wrong(diagnosis, warnings)
+            return Healing("failed", before, diagnosis, tuple(steps), wrong(diagnosis, wanted), box)
+    left = wrong(diagnosis, wanted)
     if left:
         state = "stuck"
     elif diagnosis.verdict == "unknown":
         state = "unknown"
     else:
         state = "mended" if steps else "well"
-    return Healing(state, before, diagnosis, tuple(steps), left)
+    return Healing(state, before, diagnosis, tuple(steps), left, box)
 
 
-def wrong(diagnosis: Diagnosis, warnings: bool) -> tuple[Finding, ...]:
-    """Findings that have to go before the box is mended: what stops CUDA, and warnings that have a remedy."""
-    return tuple(
-        finding
-        for finding in diagnosis.all
-        if finding.severity is Severity.CRITICAL
-        or (warnings and finding.severity is Severity.WARNING and finding.remedy is not None)
-    )
+def together(first: Healing, then: Healing) -> Healing:
+    """Two healings of one box, one after the other, as one."""
+    state = first.state if then.state == "well" else then.state
+    return Healing(state, first.before, then.after, first.steps + then.steps, then.left, then.box)
 
 
-def choose(diagnosis: Diagnosis, tried: set[str], *, warnings: bool = True) -> tuple[Finding, Remedy] | None:
+def wrong(diagnosis: Diagnosis, wanted: Callable[[Finding], bool] = mendable) -> tuple[Finding, ...]:
+    """Findings that have to go before the box is mended."""
+    return tuple(finding for finding in diagnosis.all if wanted(finding))
+
+
+def choose(
+    diagnosis: Diagnosis, tried: set[str], *, wanted: Callable[[Finding], bool] = mendable
+) -> tuple[Finding, Remedy] | None:
     """The next remedy: of the lowest layer first, what stops CUDA before what only will; None when none is left."""
-    critical = [finding for finding in diagnosis.all if finding.severity is Severity.CRITICAL]
-    later = [finding for finding in diagnosis.all if finding.severity is Severity.WARNING] if warnings else []
+    asked = wrong(diagnosis, wanted)
+    critical = [finding for finding in asked if finding.severity is Severity.CRITICAL]
+    later = [finding for finding in asked if finding.severity is Severity.WARNING]
     ordered = sorted(critical, key=_order) + sorted(later, key=_order)
     left = [(finding, way) for finding in ordered for way in ways(finding) if key(way) not in tried]
     if not left:

@@ -41,7 +41,7 @@ def described(event: Mapping[str, Any]) -> str:
     details = [
         f"{key.replace('_', ' ')} {_short(value)}"
         for key, value in event.items()
-        if key not in ("t", "event", "schema", *_SUBJECTS) and value not in (None, "", [], {})
+        if key not in ("t", "event", "schema", "boot", *_SUBJECTS) and value not in (None, "", [], {})
     ]
     said = ", ".join(details)
     if about and said:

@@ -165,23 +165,32 @@ def server_pid(desk) -> int | None:
     return None
 
 
-def test_a_server_that_dies_is_a_failure_with_its_cause_and_the_next_goes_on(desk):
-    desk.write("phases", (desk.inventory / "phases.yml").read_text().replace("[24]", "[3000]"))
-    process = desk.start("bench", "p", "--only", "*/decode/*")
-    desk.wait_for(lambda: "measuring" in process_state(desk))
+def kill_the_server(desk, ready: int) -> None:
+    """Once it is ready for the n-th time."""
+    desk.wait_for(lambda: [e["event"] for e in events(desk)].count("server_ready") == ready, seconds=60)
     os.kill(server_pid(desk), signal.SIGKILL)
-    desk.wait_for(lambda: any(e["event"] == "server_died" for e in events(desk)), seconds=2)
+    desk.wait_for(lambda: [e["event"] for e in events(desk)].count("server_died") >= min(ready, 4), seconds=5)
+
+
+def test_a_server_that_is_killed_is_started_again_and_at_the_third_time_a_failure_with_its_cause(desk):
+    desk.write("phases", (desk.inventory / "phases.yml").read_text().replace("[24]", "[2000]"))
+    process = desk.start("bench", "p", "--only", "*/decode/fib*")
+    for ready in (1, 2, 3):
+        kill_the_server(desk, ready)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 1, out
-    records = desk.records()
-    for point in ("fib-3000", "qsort-3000"):
-        record = records[f"p/plain/decode/{point}"]
-        assert record["state"] == "failed"
-        assert record["metrics"] == {}
-        assert record["failure"]["signal"] == "SIGKILL"
-        assert record["failure"]["exit_status"] == -9
-        assert record["failure"]["evidence"]
-        assert records[f"p/ngram/decode/{point}"]["state"] == "ok"
+    assert out.count("BROKEN OFF") == 3
+    record = desk.records()["p/plain/decode/fib-2000"]
+    assert (record["state"], record["metrics"]) == ("failed", {})
+    assert (record["failure"]["signal"], record["failure"]["exit_status"]) == ("SIGKILL", -9)
+    assert "broken off 3 times" in record["failure"]["summary"]
+    assert record["failure"]["evidence"]
+    assert desk.records()["p/ngram/decode/fib-2000"]["state"] == "ok", "the next server goes on"
+    process = desk.start("bench", "p", "--only", "plain/decode/fib*", "--retry-failed")
+    kill_the_server(desk, 5)  # the fourth was the other server's
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, out
+    assert desk.records()["p/plain/decode/fib-2000"]["state"] == "ok", "killed once: measured again"
 
 
 def events(desk):
