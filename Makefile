@@ -56,8 +56,9 @@ lab: $(V)/ready  ## two nodes and their guests on this machine, to break and hea
 lab-down: $(V)/ready ## take them away
 	@$(BIN)/python -m tests.lab down
 
+# Two labs side by side: each mostly waits for its machines. With GPUCTL_LAB it is the one of that name.
 lab-test: $(V)/ready ## what only the lab can show
-	$(BIN)/pytest -q -m lab tests
+	$(BIN)/pytest -q -m lab tests $(if $(GPUCTL_LAB),,-n 2 --dist loadfile)
 
 # The PDF report is tested where there is LaTeX. On Debian it is installed for that, when we may.
 latex: ## the LaTeX that `gpuctl report --format pdf` needs (Debian and Ubuntu, as root)

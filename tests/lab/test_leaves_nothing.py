@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -41,12 +42,13 @@ def cgroups():
         yield from (path for path in point.iterdir() if path.is_dir())
 
 
-def namespaces(lab=None):
-    """Mount, network and PID namespaces of the machine's processes, or of those of one lab."""
+def namespaces(lab, of_all=False):
+    """Mount, network and PID namespaces of a lab's processes; or of all but other labs': a new one may get an old number."""
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if lab is None or f"/{keeper.cgroup(lab.state)}/" in (folder / "cgroup").read_text():
+            group = re.search(r"/(gpuctl-lab-[^/\n]+)", (folder / "cgroup").read_text())
+            if group[1] == keeper.cgroup(lab.state) if group else of_all:
                 found |= {os.readlink(folder / "ns" / kind) for kind in ("mnt", "net", "pid")}
     return found
 
@@ -90,7 +92,7 @@ def test_a_lab_beside_another_does_not_meet_it_and_leaves_nothing_when_it_goes_d
     assert other.ssh("ct200", "true").returncode == 0
     assert other.down()
     assert left_of(other) == []
-    assert wait_until(lambda: not made & namespaces())
+    assert wait_until(lambda: not made & namespaces(other, of_all=True))
     assert not [file for file in STATES.iterdir() if other.name in file.name]
     assert not other.down()
     assert lab.ssh("ct200", "cat", "/proc/sys/kernel/random/boot_id").stdout.strip() == boot
