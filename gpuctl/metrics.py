@@ -372,10 +372,7 @@ def _late(good: Sequence[Row], summary: Mapping[str, Any]) -> list[str]:
     gap, late = percentile(gaps, 0.5), lag.get("p99")
     if not isinstance(late, int | float) or late <= gap:
         return []
-    return [
-        f"the load generator read up to {late:.1f} ms late (p99) what came every {gap:.1f} ms:"
-        " chunks it read together have one stamp; the machine it runs on is too busy"
-    ]
+    return [f"the load generator's machine is too busy: it read {late:.1f} ms late (p99) what came every {gap:.1f} ms"]
 
 
 def _kind(row: Row) -> str:
