@@ -1,7 +1,8 @@
 """CUDA_VISIBLE_DEVICES names no GPU of this machine.
 
 Empty, -1, an index that does not exist, or the UUID of a card that was replaced: CUDA then sees no device and cuInit
-fails with 100; with one named twice (`0,0`) it fails with 101. What counts is the environment of the service, not that of the shell in which one looks.
+fails with 100; with one named twice (`0,0`) it fails with 101. What counts is the environment of the service, not that
+of the shell in which one looks.
 """
 
 import re

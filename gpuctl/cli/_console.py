@@ -70,9 +70,7 @@ def explain(error: BaseException) -> int:
         say(f"gpuctl: {error.filename or 'a file'}: {error.strerror}")
         return INTERRUPTED if error.errno in (errno.ENOSPC, errno.EDQUOT) else USAGE
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.EAGAIN, errno.ENOMEM):
-        say(
-            f"gpuctl: {error.strerror}: a limit of this shell or its cgroup is too low (ulimit -a, pids.max, memory.max)"
-        )
+        say(f"gpuctl: {error.strerror}: a limit of this shell or cgroup is too low (ulimit -a, pids.max, memory.max)")
         return UNKNOWN
     if type(error).__module__.startswith("gpuctl."):
         say(f"gpuctl: {error}")
