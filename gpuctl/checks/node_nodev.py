@@ -19,7 +19,7 @@ def check(box: Box) -> Iterator[Finding]:
     if not refused:
         return
     try:
-        mounts = parse_mounts(box.guest.file("/proc/self/mountinfo"))
+        mounts = nodes.parse_mounts(box.guest.file("/proc/self/mountinfo"))
     except Unknown:
         mounts = []
     hit = []
@@ -37,13 +37,3 @@ def check(box: Box) -> Iterator[Finding]:
         LAYER, Severity.CRITICAL, Certainty.PROVED, tuple(evidence),
         advice="pass the nodes with devN entries, or mount the directory without nodev; then restart the container",
     )  # fmt: skip
-
-
-def parse_mounts(text: str) -> list[tuple[str, tuple[str, ...], str]]:
-    """(mount point, options of the mount, line) of each line of mountinfo."""
-    found = []
-    for line in text.splitlines():
-        fields = line.split()
-        if len(fields) > 5:
-            found.append((fields[4], tuple(fields[5].split(",")), line.strip()))
-    return found

@@ -108,6 +108,12 @@ def _userland(snapshot: Snapshot) -> tuple[Version, ...]:
     path = snapshot.get(LIBCUDA)
     if path is not None and version_of(path) and not is_compat(path) and not is_stub(path):
         found.append(Version(str(version_of(path)), f"libcuda loaded: {path}"))
+    for answers in snapshot.mapping("nvml").values():
+        paths = answers.get("mapped") if isinstance(answers, Mapping) else None
+        loaded = (
+            [str(path) for path in paths or () if "libnvidia-ml.so" in str(path)] if isinstance(paths, list) else []
+        )
+        found += [Version(str(version_of(path)), f"NVML loaded: {path}") for path in loaded if version_of(path)]
     nvml = snapshot.get(nvidia.NVML)
     if nvml is not None and nvml.library_version:
         found.append(Version(nvml.library_version, "NVML library version"))

@@ -391,3 +391,13 @@ def _opens(snapshot: Snapshot) -> Opens:
 
 
 OPENS: Fact[Opens] = Fact((("section", "open"),), _opens)
+
+
+def parse_mounts(text: str) -> list[tuple[str, tuple[str, ...], str]]:
+    """(mount point, options of the mount, line) of each line of mountinfo."""
+    found = []
+    for line in text.splitlines():
+        fields = line.split()
+        if len(fields) > 5:
+            found.append((fields[4], tuple(fields[5].split(",")), line.strip()))
+    return found

@@ -476,8 +476,8 @@ def own() -> list[Fault]:
         Fault("nodes 0000, root without capabilities", both(owned(0, 0, 0), no_capabilities), ("node_mode",)),
         Fault("/dev is read-only", both(lambda: (dev(), None)[1], lambda: mount("-o", "remount,ro", "/dev"))),
         # security modules and filters
-        Fault("landlock forbids writing to nvidia-uvm", dev_and(lambda: read_only_by_landlock("/dev/nvidia-uvm")), ("cuda_unexplained",)),
-        Fault("landlock forbids writing to nvidiactl", dev_and(lambda: read_only_by_landlock("/dev/nvidiactl")), ("cuda_unexplained",)),
+        Fault("landlock forbids writing to nvidia-uvm", dev_and(lambda: read_only_by_landlock("/dev/nvidia-uvm")), ("security_module",)),
+        Fault("landlock forbids writing to nvidiactl", dev_and(lambda: read_only_by_landlock("/dev/nvidiactl")), ("security_module",)),
         *[Fault(f"seccomp refuses {name}", dev_and(refuse_calls(*those, errno=code)), (), ("sandboxed",))
           for name, (those, code) in calls.items()],
         Fault("seccomp refuses the driver's ioctl", dev_and(refuse_driver), ("sandboxed",)),
@@ -497,7 +497,7 @@ def own() -> list[Fault]:
           for value, causes in (("0,0", visible), ("9,0", visible), ("0,9", ()), ("none", visible), ("all", visible), ("void", visible),
                                 ("NoDevFiles", visible), (" ", visible), (",", visible), ("0,", ()), (" 0", ()),
                                 ("MIG-GPU-1", visible), ("gpu-0", visible), ("4294967296", ()), ("2147483648", visible))],
-        Fault("CUDA_DEVICE_ORDER=nonsense", dev_and(in_environment(CUDA_DEVICE_ORDER="nonsense"))),
+        Fault("CUDA_DEVICE_ORDER=nonsense", dev_and(in_environment(CUDA_DEVICE_ORDER="nonsense")), ("cuda_device_order",)),
         Fault("CUDA_MPS_PIPE_DIRECTORY without a daemon", dev_and(in_environment(CUDA_MPS_PIPE_DIRECTORY="/nowhere"))),
         Fault("CUDA_MPS_PIPE_DIRECTORY with a pipe nobody reads", dev_and(pipes), (), ("mps_broken",)),
         Fault("NVIDIA_VISIBLE_DEVICES=void", dev_and(in_environment(NVIDIA_VISIBLE_DEVICES="void"))),
@@ -505,8 +505,8 @@ def own() -> list[Fault]:
         Fault("no LD_LIBRARY_PATH", dev_and(in_environment(LD_LIBRARY_PATH=None)), (), lib),
         # libraries
         Fault("libcuda and NVML of another version", dev_and(first_on_the_path(of_another_version("libcuda", "libnvidia-ml"))), ("library_version",)),
-        Fault("libcuda of another version", dev_and(first_on_the_path(of_another_version("libcuda"))), ("library_version",)),
-        Fault("NVML of another version", dev_and(first_on_the_path(of_another_version("libnvidia-ml"))), (), ("library_version",)),
+        Fault("libcuda of another version", dev_and(first_on_the_path(of_another_version("libcuda")))),
+        Fault("NVML of another version", dev_and(first_on_the_path(of_another_version("libnvidia-ml"))), ("library_version",)),
         Fault("half of libcuda", dev_and(first_on_the_path(content("libcuda.so.1", half))), lib),
         Fault("libcuda is a text", dev_and(first_on_the_path(content("libcuda.so.1", lambda: b"version https://git-lfs\n" * 9))), lib),
         Fault("libcuda of 32 bits", dev_and(first_on_the_path(content("libcuda.so.1", of_32_bits))), (), lib),

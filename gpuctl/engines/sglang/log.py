@@ -221,7 +221,8 @@ RULES = (
          r"mamba_cache_per_req=(?P<state>[\d.]+) MB\)",
          specificity=90, explain=shortage.no_memory_for_states),
     rule("weights-exceed-budget", "leave no GPU memory for the KV cache",
-         r"--mem-fraction-static=(?P<given>[\d.]+)\. Raise --mem-fraction-static above (?P<above>[\d.]+)",
+         r"--mem-fraction-static=(?P<given>[\d.]+)\. Raise --mem-fraction-static above (?P<above>[\d.]+)"
+         r"(?: \(minimum viable = 1 - available/pre = (?P<viable>[\d.]+)\))?",
          specificity=90, explain=shortage.no_memory_for_kv),
     rule("weights-exceed-budget", "Not enough memory. Please try to increase", r"increase --mem-fraction-static",
          specificity=85, explain=shortage.no_memory_for_kv),

@@ -217,6 +217,8 @@ def no_memory_for_states(hit: Hit, story: Story) -> Finding:
 def no_memory_for_kv(hit: Hit, story: Story) -> Finding:
     """`Loaded weights leave no GPU memory for the KV cache`: true only when the weights exceed the budget."""
     known = budget(story)
+    if known is not None and (taken := _taken_meanwhile(hit, known)) is not None:
+        return taken
     if known is None or known.rest <= 0.02 * GIB:
         return _weights(hit, known, why="")
     drafted, asked = draft_tokens(story), int(story.number("max_running_requests") or 0)
@@ -243,6 +245,26 @@ def no_memory_for_kv(hit: Hit, story: Story) -> Finding:
             )
             + "; or --mamba-ssm-dtype bfloat16; or a higher --mem-fraction-static."
         ),
+    )
+
+
+def _taken_meanwhile(hit: Hit, known: Budget) -> Finding | None:
+    """SGLang's own `pre`, out of its `minimum viable`, is what was free at first. Less before loading: taken since."""
+    viable = float(hit.match.groupdict().get("viable") or 1)
+    if viable >= 1:
+        return None
+    first = known.after / (1 - viable)
+    gone = first - known.before
+    if gone < GIB + first * 0.0001 / (1 - viable):  # it is printed with four digits
+        return None
+    return hit.rule.say(
+        hit,
+        id="memory-taken-meanwhile",
+        summary=f"{size(gone)} of GPU memory were taken by another process while this server started: "
+        f"{size(first)} were free at first, {size(known.before)} when it began to load",
+        evidence=(f"1 - available/pre = {viable:g} with {size(known.after)} available: pre is {size(first)}",),
+        advice="One server after another: start this one when the other is ready (or gone; nvidia-smi shows who holds "
+        "memory). Two on one GPU: the second's --mem-fraction-static is of what the first left free.",
     )
 
 
