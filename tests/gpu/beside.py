@@ -20,11 +20,15 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from gpuctl import config, plugins
 from gpuctl.engines import Launch, environment
+from gpuctl.load import load as send
+from gpuctl.load import prompts
+from gpuctl.metrics import repetition
+from gpuctl.transport import Local
 from tests.gpu.doctor import INVENTORY, REPOSITORY
 
 PYTHON = "/opt/sglang/bin/python3"
@@ -47,15 +51,16 @@ METRICS = {"ttft_ms": "mean_ttft_ms", "tpot_ms": "mean_tpot_ms", "e2e_ms": "mean
            "output_tok_s": "output_throughput"}  # fmt: skip
 
 
-def start(name: str, out: Path) -> tuple[Launch, subprocess.Popen[bytes]]:
+def start(name: str, out: Path, turn: Path) -> tuple[Launch, subprocess.Popen[bytes]]:
     known = config.load(INVENTORY, engines=plugins.names("engines"), workloads=_workloads())
     server = known.server(name)
     launch = Launch(name, server, known.models[str(server.model)].path)
     engine = plugins.get("engines", server.engine)
+    words = [PYTHON, str(Path(__file__).with_name("held.py")), *engine.argv(launch)[3:]]  # all but python -m sglang...
     with (out / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(
-            engine.argv(launch), stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
-            env={**os.environ, **environment(engine, launch)},
+            words, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
+            env={**os.environ, **environment(engine, launch), "HELD": str(turn)},
         )  # fmt: skip
     return launch, process
 
@@ -109,8 +114,19 @@ class Serving:
         return whole
 
 
-def load(launch: Launch, streams: int, requests: int, seed: int, out: Path) -> Mapping[str, Any]:
+def load(
+    launch: Launch, streams: int, requests: int, seed: int, out: Path, usage: str | None = None
+) -> Mapping[str, Any]:
+    """`gpuctl load`; with `usage` the same job, but asking for the usage in that way."""
     raw = out / f"raw-{launch.name}-{streams}-{seed}.jsonl"
+    if usage is not None:
+        job = {
+            "url": launch.base_url, "api": "completions", "model": launch.model, "usage": usage, "concurrency": streams, "seed": seed,
+            "timeout_s": 100, "max_tokens": TOKENS, "body": {"temperature": 0},
+            "requests": [{"id": str(i), "prompt": text} for i, text in enumerate(prompts(requests, seed=seed))],
+        }  # fmt: skip
+        result = send(Local(), job, python=sys.executable)
+        return {**repetition(result.requests, result.summary).as_json(), "chunks": {}, "generator": result.summary}
     argv = [sys.executable, "-m", "gpuctl", "load", launch.base_url, "--concurrency", str(streams), "--requests", str(requests),
             "--max-tokens", str(TOKENS), "--seed", str(seed), "--json", "--raw", str(raw)]  # fmt: skip
     done = subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, timeout=200, check=False)
@@ -137,13 +153,22 @@ def chunks(raw: Path) -> dict[str, float]:
     }
 
 
-def compare(launch: Launch, streams: int, serving: Serving, out: Path) -> dict[str, Any]:
-    """A B B A: the server's drift falls on both."""
-    requests = max(24, 8 * streams)
-    first = load(launch, streams, requests, 1, out)
-    prompt = round(first["metrics"]["prompt_tokens"])
-    theirs = [serving.run(launch, streams, requests, prompt, seed) for seed in (1, 2)]
-    ours = [first, load(launch, streams, requests, 2, out)]
+def compare(launch: Launch, streams: int, serving: Serving, out: Path, rounds: int) -> dict[str, Any]:
+    """Turn by turn, and back again, so that the server's drift falls on all; after a warm-up that is not counted."""
+    requests = max(16, 8 * streams)
+    warm = load(launch, streams, requests, 99, out)
+    prompt = round(warm["metrics"]["prompt_tokens"])
+    ours: list[Mapping[str, Any]] = []
+    final: list[Mapping[str, Any]] = []
+    theirs: list[Mapping[str, Any]] = []
+    for number in range(rounds):
+        turns = [
+            lambda n=number: ours.append(load(launch, streams, requests, n, out)),
+            lambda n=number: theirs.append(serving.run(launch, streams, requests, prompt, n)),
+            lambda n=number: final.append(load(launch, streams, requests, 50 + n, out, usage="final")),
+        ]
+        for turn in turns if number % 2 == 0 else turns[::-1]:
+            turn()
     row: dict[str, Any] = {
         "server": launch.name,
         "streams": streams,
@@ -152,10 +177,15 @@ def compare(launch: Launch, streams: int, serving: Serving, out: Path) -> dict[s
         "tokens": TOKENS,
     }
     for name, other in METRICS.items():
-        a, b = [run["metrics"].get(name) for run in ours], [run.get(other) for run in theirs]
-        if all(value is not None for value in [*a, *b]):
-            mine, its = fmean(a), fmean(b)
-            row[name] = {"gpuctl": a, "bench_serving": b, "differs": round(its / mine - 1, 4) if mine else None}
+        values = {
+            "gpuctl": [run["metrics"].get(name) for run in ours],
+            "usage at the end": [run["metrics"].get(name) for run in final],
+            "bench_serving": [run.get(other) for run in theirs],
+        }
+        if all(value is not None for each in values.values() for value in each):
+            its = median(values["bench_serving"])
+            against = {who: round(its / median(values[who]) - 1, 4) for who in ("gpuctl", "usage at the end")}
+            row[name] = {**values, "bench_serving_against": against}
     row["time_per_token_ms"] = [run["metrics"].get("time_per_token_ms") for run in ours]
     row["chunks"] = [run["chunks"] for run in ours]
     row["acceptance_length"] = [run["metrics"].get("acceptance_length") for run in ours]
@@ -177,12 +207,16 @@ def _mean(run: Mapping[str, Any]) -> float | None:
 
 
 def say(row: Mapping[str, Any]) -> str:
-    parts = [f"{row['server']} c{row['streams']} n{row['requests']} prompt {row['prompt_tokens']}:"]
+    lines = [
+        f"{row['server']}, {row['streams']} streams, {row['requests']} requests of {row['prompt_tokens']} + {row['tokens']} tokens:"
+    ]
     for name in METRICS:
         if name in row:
-            ours, theirs = (fmean(row[name][who]) for who in ("gpuctl", "bench_serving"))
-            parts.append(f"{name} {ours:.3f}/{theirs:.3f} ({row[name]['differs']:+.1%})")
-    return " ".join(parts) + f" chunks {row['chunks'][0]} theirs {row['their_chunks'][0]}"
+            values = ", ".join(
+                f"{who} {median(row[name][who]):.3f}" for who in ("gpuctl", "usage at the end", "bench_serving")
+            )
+            lines.append(f"  {name}: {values}; bench_serving against them {row[name]['bench_serving_against']}")
+    return "\n".join([*lines, f"  chunks: ours {row['chunks'][0]}, theirs {row['their_chunks'][0]}"])
 
 
 def stop(processes: Sequence[subprocess.Popen[Any]]) -> None:
@@ -197,15 +231,18 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--servers", nargs="*", default=["tiny-auto", "tiny-ngram"])
     parser.add_argument("--streams", nargs="*", type=int, default=[1, 8, 32])
+    parser.add_argument("--rounds", type=int, default=2)
     job = parser.parse_args()
     job.out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    servers = [start(name, job.out) for name in job.servers]  # they load side by side
+    turns = {name: job.out / f"{name}.turn" for name in job.servers}
+    servers = [start(name, job.out, turns[name]) for name in job.servers]  # they import side by side
     rows: list[dict[str, Any]] = []
     failed = False
     serving = Serving(job.out)
     try:
         for launch, process in servers:
+            turns[launch.name].touch()  # and take their memory one after another
             if not ready(launch, process):
                 print(f"{launch.name} did not come up: see its log", flush=True)
                 failed = True
@@ -213,7 +250,7 @@ def main() -> int:
             print(f"{launch.name} is ready, {time.monotonic() - began:.0f} s after the start", flush=True)
         for launch, process in servers:
             for streams in job.streams if process.poll() is None else ():
-                row = compare(launch, streams, serving, job.out)
+                row = compare(launch, streams, serving, job.out, job.rounds)
                 rows.append(row)
                 print(say(row), flush=True)
                 (job.out / "beside.json").write_text(json.dumps(rows, indent=1))
