@@ -24,6 +24,7 @@ from gpuctl.config import Inventory, Model, PhasePlan, Server
 from gpuctl.engines import Launch, environment
 from gpuctl.facts.boot import RESTARTS, Happened
 from gpuctl.finding import Remedy
+from gpuctl.gauges import Gauges
 from gpuctl.guard import Guard, Stopped, Ways
 from gpuctl.load import Result, load_all
 from gpuctl.measuring import Measured, measure
@@ -47,6 +48,7 @@ class Options:
     check: bool = False  # say what would be measured, and why; change nothing
     allowed: Callable[[Remedy, str, str], bool] | None = None  # asked before healing changes a machine; None: it may
     within_s: float = 1800.0  # how long a box that went away is waited for
+    command: tuple[str, ...] = ()  # what repeats the phase, for whoever reads the run folder later
 
 
 @dataclass
@@ -120,7 +122,8 @@ def bench(
     tell("phase", phase=plan.name, title=plan.title, servers=len(by_server), cells=sum(map(len, by_server.values())))
     launches = {name: _launch(inventory, name, target) for name in by_server}
     if not options.check:
-        run.put("campaign.json", _campaign(inventory, launches))
+        run.put("campaign.json", _campaign(inventory, launches, {**run.commands(), phase: list(options.command)}))
+        run.event("run_started", phase=phase, target=target.name)
         _make_models(inventory, launches, tell)
     guard = Guard(
         Ways(target.name, target.transport, target.node, target.vmid),
@@ -145,9 +148,10 @@ def bench(
             return outcome
         while todos:
             try:
-                _serve_and_measure(
-                    todos[0], inventory, plan, target, supervisor, survey, run, tell, outcome, guard, tries
-                )
+                with Gauges(target.transport, _agent_python(target)) as gauges:
+                    _serve_and_measure(
+                        todos[0], inventory, plan, target, supervisor, gauges, survey, run, tell, outcome, guard, tries
+                    )
                 todos.pop(0)
             except _BrokenOff as broken:
                 what = _recovered(broken, guard, supervisor, run, tell)
@@ -331,8 +335,13 @@ def _agent_python(target: Target) -> str:
     return target.python if target.base is not None else "python3"
 
 
-def _campaign(inventory: Inventory, launches: Mapping[str, Launch]) -> dict[str, Any]:
-    """What was asked, for whoever reads the folder later. Environments stay out: a person may put secrets there."""
+def _campaign(
+    inventory: Inventory, launches: Mapping[str, Launch], commands: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
+    """What was asked, for whoever reads the folder later. Environments stay out: a person may put secrets there.
+
+    `commands`: by phase, what repeats it; the phases that nobody has run yet have none.
+    """
     servers: dict[str, dict[str, Any]] = {}
     for phase in inventory.phases.values():
         for name in phase.servers:
@@ -351,6 +360,7 @@ def _campaign(inventory: Inventory, launches: Mapping[str, Launch]) -> dict[str,
                 "baseline": phase.baseline,
                 "servers": list(phase.servers),
                 "repetitions": phase.reps,
+                "command": list(commands.get(name, ())),
                 "workloads": [
                     {"workload": use.workload, "parameters": dict(use.parameters), "servers": list(use.servers)}
                     for use in phase.workloads
@@ -493,6 +503,7 @@ def _serve_and_measure(
     plan: PhasePlan,
     target: Target,
     supervisor: Supervisor,
+    gauges: Gauges,
     survey: Mapping[str, Any],
     run: Run,
     tell: Tell,
@@ -559,7 +570,15 @@ def _serve_and_measure(
             tries[cell.id] += not first  # the first one was counted when its server was started
             first = False
             tell("measuring", cell=cell.id)
-            what = measure(cell, up, supervisor, load, api_key=api_key, unstable_above=plan.unstable_above)
+            what = measure(
+                cell,
+                up,
+                supervisor,
+                load,
+                gauge=gauges.during,
+                api_key=api_key,
+                unstable_above=plan.unstable_above,
+            )
             away = guard.away()
             if away or (what.failure is not None and _from_outside(what.failure)):
                 # also a cell that came out well: whatever it measured, it was not one boot

@@ -16,6 +16,8 @@ from gpuctl.transport import TransportError
 
 # runs jobs of agent/load.py beside the server, one after another
 Load = Callable[[Sequence[Mapping[str, Any]]], list[Result]]
+# what the server's GPUs drew and held during a repetition, given its request lines
+Gauge = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, float]]
 
 WARM_UP_TOKENS = 32
 LENGTH_TOLERANCE = 0.02  # of the prompt tokens that were asked for: a context of 82k measured as 128k is a wrong number
@@ -47,6 +49,7 @@ def measure(
     supervisor: Supervisor,
     load: Load,
     *,
+    gauge: Gauge = lambda _rows: {},
     api_key: str | None = None,
     unstable_above: float = UNSTABLE,
 ) -> Measured:
@@ -66,7 +69,8 @@ def measure(
             raw += [{"rep": rep, **line} for line in result.requests]
             _check(result, cell, up)
             repetition = metrics.repetition(result.requests, result.summary)
-            reps.append({"n": rep, **repetition.as_json()})
+            of_gpus = metrics.of_gpus(gauge(result.requests), repetition.metrics)
+            reps.append({"n": rep, **repetition.as_json(), "metrics": {**repetition.metrics, **of_gpus}})
             notes += [note for note in repetition.notes if note not in notes]
             summaries.append(result.summary)
     except CellFailed as error:

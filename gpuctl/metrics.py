@@ -52,6 +52,11 @@ _OF_REPETITION = {
     "requests_s": Metric("1/s", "requests that succeeded / (first request sent to last chunk)"),
     "load_kept": Metric("", "share of the load asked for that the generator really kept up (1 = all)"),
 }
+_OF_GPUS = {  # of a repetition, where gauges.py knows the server's GPUs
+    "gpu_power_w": Metric("W", "mean power of the server's GPUs together, first request sent to last chunk"),
+    "gpu_memory_bytes": Metric("bytes", "the most that the server's GPUs held together in that time"),
+    "energy_per_token_j": Metric("J", "gpu_power_w / output_tok_s: what a token written costs, prompts included"),
+}
 METRICS: Mapping[str, Metric] = {
     **_OF_REQUESTS,
     **{
@@ -60,6 +65,7 @@ METRICS: Mapping[str, Metric] = {
         for p, nth in (("p50", "median"), ("p90", "90th percentile"), ("p99", "99th percentile"))
     },
     **_OF_REPETITION,
+    **_OF_GPUS,
 }
 
 # No model makes more in one answer: larger numbers are a server's mistake.
@@ -361,6 +367,15 @@ def repetition(rows: Sequence[Row], summary: Mapping[str, Any]) -> Repetition:
         sources=_sources(good, made),
         notes=tuple(notes),
     )
+
+
+def of_gpus(told: Mapping[str, float], metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics of the GPUs, as gauges.py tells them of a repetition, with the energy a token costs (see METRICS)."""
+    out = dict(told)
+    speed = metrics.get("output_tok_s", 0.0)
+    if "gpu_power_w" in out and speed > 0:
+        out["energy_per_token_j"] = out["gpu_power_w"] / speed
+    return out
 
 
 def _late(good: Sequence[Row], summary: Mapping[str, Any]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -134,6 +135,7 @@ def bring_up(
         up.watch = supervisor.watch(unit, [launch.base_url + path for path in engine.HEALTH], log.take)
         _wait_ready(up, log, began)
         up.ready_s = time.monotonic() - began
+        up.facts["capacity"] = log.capacity()
         _identify(up, supervisor, headers)
         _, listening = supervisor.status([port])
         if port not in listening or not supervisor.owns(listening[port], unit):
@@ -171,15 +173,22 @@ class Log:
         self.reader = diagnosis.Reader(known)
         self.file = path.open("w", encoding="utf-8")
         self.name, self.tell, self.title = name, tell, ""
+        self.reading = threading.Lock()  # the log comes in a thread of its own
 
     def take(self, text: str) -> None:
         self.file.write(text)
         self.file.flush()
-        self.reader.feed(text.encode())
-        title = self.reader.title()
+        with self.reading:
+            self.reader.feed(text.encode())
+            title = self.reader.title()
         if title and title != self.title:
             self.title = title
             self.tell("stage", server=self.name, stage=title)
+
+    def capacity(self) -> dict[str, Any]:
+        """What the log says the server can hold."""
+        with self.reading:
+            return self.reader.diagnosis(running=True).capacity.as_json()
 
     def where(self) -> str:
         """How far it came, for a sentence."""
@@ -187,7 +196,8 @@ class Log:
 
     def explain(self, failure: Failure) -> Failure:
         """The failure with what the log says caused it."""
-        found = self.reader.diagnosis(exit_status=failure.exit_status)
+        with self.reading:
+            found = self.reader.diagnosis(exit_status=failure.exit_status)
         if not found.causes:
             return failure
         cause = found.causes[0]

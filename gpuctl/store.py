@@ -198,6 +198,21 @@ class Run:
                 found.append(from_json(json.loads(path.read_bytes())))
         return found
 
+    # -- what was asked
+
+    def commands(self) -> dict[str, list[str]]:
+        """By phase, the command that repeats it, as campaign.json has them from earlier."""
+        try:
+            phases = json.loads((self.folder / "campaign.json").read_bytes())["phases"]
+            found = {str(name): phase.get("command") for name, phase in phases.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return {}
+        return {
+            name: words
+            for name, words in found.items()
+            if isinstance(words, list) and all(isinstance(word, str) for word in words)
+        }
+
     # -- logs and others
 
     def log_path(self, server: str) -> Path:

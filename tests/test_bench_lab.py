@@ -108,6 +108,13 @@ def test_a_phase_is_deployed_as_units_measured_and_named_where_it_cannot_work(de
     assert measured["fingerprint"]["machine"]["driver"]
     assert measured["fingerprint"]["machine"]["gpus"]
     assert measured["server"]["unit"] == "gpuctl-tp1-auto"
+    assert measured["server"]["capacity"]["kv_tokens"] == measured["server"]["kv_tokens"]
+    # the one GPU of eight that the server is on; the driver's double draws 71 W with a context on it
+    assert measured["metrics"]["gpu_power_w"]["mean"] == pytest.approx(71.4, rel=0.02)
+    assert measured["metrics"]["gpu_memory_bytes"]["mean"] == pytest.approx(71.6 * (1 << 30), rel=0.05)
+    assert measured["metrics"]["energy_per_token_j"]["unit"] == "J"
+    campaign = json.loads((desk.folder / "runs/lab/campaign.json").read_text())
+    assert campaign["phases"]["tp1"]["command"] == ["gpuctl", "bench", "tp1", "-i", str(desk.inventory)]
     starved = records["tp1-starved"]
     assert (starved["state"], starved["metrics"]) == ("failed", {})
     assert starved["failure"]["finding"]["certainty"] == "proved"

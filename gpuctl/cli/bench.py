@@ -61,8 +61,15 @@ def command(
     from gpuctl.store import Run
 
     known = load_inventory(inventory)
+    words = ["bench", phase, "-i", inventory, *(["-t", target] if target else [])]
+    words += [*(["--runs", str(runs)] if runs != Path("runs") else []), *(["--run", run_name] if run_name else [])]
     chosen = verb.Options(
-        fresh=fresh, retry_failed=retry_failed, only=only, check=check, allowed=None if yes else _allow
+        fresh=fresh,
+        retry_failed=retry_failed,
+        only=only,
+        check=check,
+        command=("gpuctl", *words),
+        allowed=None if yes else _allow,
     )
     box = target or known.phase(phase).target or "local"
     machine = verb.target(known, box)

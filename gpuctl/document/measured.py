@@ -26,7 +26,7 @@ def of_phase(run: Run, phase: str) -> Iterator[Block]:
         else:
             blocks = _other(run, phase, workload, records)
         yield Section(identifier(phase, workload, "results"), plain(workload).capitalize(), tuple(blocks))
-    yield from _memory(run, phase)
+    yield from _gpus(run, phase)
 
 
 def _record_of(run: Run, phase: str, workload: str) -> Callable[[str, str], Record | None]:
@@ -139,17 +139,29 @@ def _sweep(run: Run, phase: str, records: Sequence[Record], workload: str) -> It
             yield figure
 
 
-def _memory(run: Run, phase: str) -> Iterator[Block]:
-    """The most GPU memory that any cell of a server was seen to take."""
-    most: dict[str, Estimate] = {}
+def _gpus(run: Run, phase: str) -> Iterator[Block]:
+    """The most GPU memory that any cell of a server was seen to take, and the most power."""
+    names = [name for name in ("gpu_memory_bytes", "gpu_power_w") if any(name in r.metrics for r in run.records)]
+    most: dict[tuple[str, str], Estimate] = {}
     for record in run.records:
-        e = record.metrics.get("gpu_memory_bytes") if record.cell.phase == phase else None
-        if e is not None and (record.cell.server not in most or e.mean > most[record.cell.server].mean):
-            most[record.cell.server] = e
-    rows = tuple((Cell(plain(s.name)), estimate_cell(most[s.name])) for s in run.servers[phase] if s.name in most)
+        for name in names:
+            e = record.metrics.get(name) if record.cell.phase == phase else None
+            key = (record.cell.server, name)
+            if e is not None and (key not in most or e.mean > most[key].mean):
+                most[key] = e
+    rows = tuple(
+        (Cell(plain(s.name)), *(estimate_cell(most[s.name, n]) if (s.name, n) in most else Cell("–") for n in names))
+        for s in run.servers[phase]
+        if any((s.name, name) in most for name in names)
+    )
     if rows:
-        columns = (Column("Server", text=True, code=True), Column("GPU memory"))
-        yield Table(identifier(phase, "memory"), "GPU memory, the most of any cell", columns, rows)
+        units = {name: next(e.unit for (_, n), e in most.items() if n == name) for _, name in most}
+        columns = (
+            Column("Server", text=True, code=True),
+            *(Column(metric(n).title, "" if units.get(n) == "bytes" else units.get(n, "")) for n in names),
+        )
+        note = "All its GPUs together: the most memory and the highest mean power of any cell."
+        yield Table(identifier(phase, "gpus"), "GPU memory and power", columns, rows, (note,))
 
 
 def _other(run: Run, phase: str, workload: str, records: Sequence[Record]) -> Iterator[Block]:

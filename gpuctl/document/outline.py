@@ -183,6 +183,7 @@ def _setup(run: Run) -> Iterator[Block]:
     servers = [server for phase in run.phases if phase not in run.foreign for server in run.servers[phase]]
     if servers:
         yield _servers(run, servers)
+    yield from _capacities(own)
     yield from _differing(own)
     yield from _generator(own)
     yield from _boots(own)
@@ -218,6 +219,50 @@ def _servers(run: Run, servers: Sequence[Server]) -> Table:
         tuple(tuple(row[i] for i in keep) for row in rows),
         ("Their command lines are under “To reproduce”.",),
     )
+
+
+# What a server can hold: where a record's `server` says it, and how it is shown.
+_CAPACITIES = (
+    ("Context", "tokens", ("context", "capacity.context_tokens")),
+    ("At once", "requests", ("requests_at_once", "capacity.max_running_requests")),
+    ("KV cache", "tokens", ("kv_tokens", "capacity.kv_tokens")),
+    ("KV cache", "bytes", ("capacity.kv_bytes",)),
+    ("States", "bytes", ("capacity.state_bytes",)),
+    ("Verifying", "bytes", ("capacity.verify_bytes",)),
+    ("Weights", "bytes", ("capacity.weights_bytes",)),
+    ("Drafter", "bytes", ("capacity.draft_weights_bytes",)),
+    ("Ready after", "s", ("ready_s",)),
+)
+
+
+def _capacities(records: Sequence[Record]) -> Iterator[Block]:
+    """What each server can hold, as it said itself when it was ready."""
+    said: dict[tuple[str, str], list[str]] = {}
+    for record in records:
+        key = (record.cell.phase, record.cell.server)
+        if record.state in MEASURED and key not in said:
+            said[key] = [_capacity(record.server, unit, places) for _, unit, places in _CAPACITIES]
+    keep = [i for i in range(len(_CAPACITIES)) if any(texts[i] for texts in said.values())]
+    if not keep:
+        return
+    columns = (
+        Column("Server", text=True, code=True),
+        *(Column(title, "" if unit == "bytes" else unit) for title, unit, _ in (_CAPACITIES[i] for i in keep)),
+    )
+    rows = tuple((Cell(plain(server)), *(Cell(texts[i] or "–") for i in keep)) for (_, server), texts in said.items())
+    note = "As each server said when it was ready; bytes are of one GPU."
+    yield Table("capacities", "What each server can hold", columns, rows, (note,))
+
+
+def _capacity(server: Mapping[str, object], unit: str, places: Sequence[str]) -> str:
+    """The first of `places` (dotted) that is a number, as text; else empty."""
+    for place in places:
+        value: object = server
+        for key in place.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1 << 60:
+            return f"{value:.0f}" if unit in ("tokens", "requests") else number(float(value), unit)
+    return ""
 
 
 def _differing(records: Sequence[Record]) -> Iterator[Block]:
@@ -353,12 +398,10 @@ def _timeline(run: Run, stops: Sequence[Interruption]) -> Iterator[Block]:
 
 
 def _reproduce(run: Run) -> Iterator[Block]:
-    command = run.campaign.get("command")
-    if isinstance(command, list | tuple) and command:
-        shown_ = provenance.public([str(word) for word in command])
-        yield Listing((plain(shlex.join(shown_)),), "The campaign; it measures only what is missing or no longer valid")
-    elif isinstance(command, str) and command:
-        yield Listing((plain(command),), "The campaign; it measures only what is missing or no longer valid")
+    if run.commands:
+        said = [provenance.public(command) for command in run.commands]
+        lines_ = tuple(plain(words[0] if len(words) == 1 else shlex.join(words)) for words in said)
+        yield Listing(lines_, "The campaign; it measures only what is missing or no longer valid")
     lines = []
     for phase in run.phases:
         for server in run.servers[phase]:

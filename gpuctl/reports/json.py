@@ -41,6 +41,7 @@ def _document(report: Report) -> dict[str, Any]:
         "verdict": _verdict(run),
         "name": run.name,
         "unfinished_since": run.unfinished,
+        "commands": [provenance.public(command) for command in run.commands],
         "counts": {state.value: run.count(state) for state in State},
         "phases": [
             {

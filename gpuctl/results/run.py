@@ -298,6 +298,16 @@ class Run:
         title = self._phase(phase).get("title")
         return title if isinstance(title, str) else ""
 
+    @property
+    def commands(self) -> list[list[str]]:
+        """What repeats the campaign: its phases' commands, or the one that was given for all of it."""
+        given = [self.campaign.get("command"), *(self._phase(phase).get("command") for phase in self.phases)]
+        return [
+            [str(word) for word in command] if isinstance(command, list | tuple) else [command]
+            for command in given
+            if command and isinstance(command, list | tuple | str)
+        ]
+
     def baseline_of(self, phase: str) -> str | None:
         """The server the others of this phase are compared with.
 

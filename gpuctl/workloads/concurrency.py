@@ -15,8 +15,12 @@ class Parameters:
     concurrency: list[int] = field(default_factory=lambda: [1, 2, 4, 8])
     max_tokens: int = 256
     rounds: int = 2  # requests a stream sends one after another in a repetition
+    prompts: list[str] = field(default_factory=lambda: list(PROMPTS))  # in turn
 
     def __post_init__(self) -> None:
+        for prompt in self.prompts or [""]:
+            if prompt not in PROMPTS:
+                raise ValueError(f"no prompt {prompt!r}; there are: {', '.join(PROMPTS)}")
         if any(c < 1 for c in self.concurrency) or self.rounds < 1 or self.max_tokens < 1:
             raise ValueError("concurrency, rounds and max_tokens are at least 1")
 
@@ -25,14 +29,19 @@ def points(parameters: Parameters) -> Iterator[Point]:
     for streams in parameters.concurrency:
         yield Point(
             f"c{streams}",
-            {"concurrency": streams, "max_tokens": parameters.max_tokens, "rounds": parameters.rounds},
+            {
+                "concurrency": streams,
+                "max_tokens": parameters.max_tokens,
+                "rounds": parameters.rounds,
+                "prompts": list(parameters.prompts),
+            },
             concurrency=streams,
             max_tokens=parameters.max_tokens,
         )
 
 
 def requests(point: Point, rep: int, words: int) -> list[dict[str, Any]]:
-    texts = list(PROMPTS.values())
+    texts = [PROMPTS[name] for name in point.parameters["prompts"]]
     return [
         {
             "id": f"{rep}-{index}",

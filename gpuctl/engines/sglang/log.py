@@ -296,6 +296,11 @@ RULES = (
     rule("state-strategy-wrong-model", "'NoneType' object is not subscriptable", r"TypeError",
          "--mamba-scheduler-strategy extra_buffer is for models with recurrent states; this one has none",
          "Leave the flag out.", specificity=85, within="mamba"),
+    rule("state-strategy-speculation", "is not compatible with radix cache when using --mamba-scheduler-strategy",
+         r"Speculative decoding for (?P<name>\w+) is not compatible with radix cache when using --mamba-scheduler-\w+",
+         "This SGLang refuses speculation with the prefix cache on a model with recurrent states ({name})",
+         "--mamba-scheduler-strategy extra_buffer with SGLANG_ENABLE_SPEC_V2=1 in the environment; or "
+         "--disable-radix-cache.", specificity=90),
     rule("state-track-index-none", "'NoneType' object cannot be interpreted as an integer", r"TypeError",
          "Speculation with --mamba-scheduler-strategy extra_buffer crashes on a request that has no state slot yet: a "
          "fault of SGLang 0.5.13 and 0.5.14",

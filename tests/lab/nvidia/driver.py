@@ -84,6 +84,8 @@ class State:
     lost: bool = False
     locked_mhz: tuple[int, int] | None = None
     holders: dict[int, Holder] = field(default_factory=dict)
+    energy_mj: float = 0.0  # drawn until `metered`
+    metered: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ class Driver:
         if module == "nvidia":
             for gpu in self.hardware.gpus:
                 if gpu.minor not in self.config.absent:
-                    self.states[gpu.minor] = State(gpu, self.hardware.model.power_w[2] * 1000)
+                    self.states[gpu.minor] = State(gpu, self.hardware.model.power_w[2] * 1000, metered=self._clock())
             self.say(
                 f"nvidia-nvlink: Nvlink Core is being initialized, major device number {self.majors['nvidia-nvlink']}"
             )
@@ -262,7 +264,7 @@ class Driver:
                 "memory_mib": model.memory_mib, "reserved_bytes": self.reserved, "bar1_mib": model.bar1_mib,
                 "used_bytes": used + (17 * MIB // 2 if busy else 0), "video_bios": model.video_bios,
                 "board_part": model.board_part, "module_id": model.numa_hint, "ecc": int(model.ecc),
-                "power_mw": (model.power_w[0] + 40 * busy) * 1000 + 390 + gpu.minor * 70,
+                "power_mw": self._power_mw(state), "energy_mj": int(self._metered(state)),
                 "power_min_mw": model.power_w[1] * 1000, "power_default_mw": model.power_w[2] * 1000,
                 "power_max_mw": model.power_w[3] * 1000, "power_limit_mw": state.power_limit_mw,
                 "clock_gr": ceiling if busy else model.clocks_mhz[0], "clock_gr_max": model.clocks_mhz[1],
@@ -306,6 +308,16 @@ class Driver:
             return f"error {NVML_INVALID_ARGUMENT}"
         return "ok"
 
+    def _power_mw(self, state: State) -> int:
+        return (self.hardware.model.power_w[0] + 40 * bool(state.holders)) * 1000 + 390 + state.gpu.minor * 70
+
+    def _metered(self, state: State) -> float:
+        """Energy in mJ until now; to be called before anything that changes the power."""
+        now = self._clock()
+        state.energy_mj += self._power_mw(state) * (now - state.metered)
+        state.metered = now
+        return state.energy_mj
+
     # ---- who holds a GPU ----
 
     def _hold(self, state: State, caller: Caller) -> str:
@@ -316,6 +328,7 @@ class Driver:
             return f"error {CUDA_DEVICE_UNAVAILABLE}"
         if self._free(state) < self.hardware.model.context_mib * MIB:
             return f"error {CUDA_OUT_OF_MEMORY}"
+        self._metered(state)
         state.holders.setdefault(caller.pid, Holder(caller.pid, caller.name)).contexts += 1
         return "ok"
 
@@ -323,6 +336,7 @@ class Driver:
         holder = state.holders.get(caller.pid)
         if holder is None:
             return "error 201"  # no context
+        self._metered(state)
         holder.contexts -= 1
         if holder.contexts <= 0:
             del state.holders[caller.pid]
@@ -347,6 +361,8 @@ class Driver:
 
     def ended(self, pid: int) -> bool:
         """A process is gone and with it what it held. True if it held anything."""
+        for state in self.states.values():
+            self._metered(state)
         held = [state for state in self.states.values() if state.holders.pop(pid, None)]
         return bool(held)
 

@@ -536,10 +536,8 @@ EXPORT int nvmlDeviceGetPowerManagementLimitConstraints(void *handle, unsigned *
 
 EXPORT int nvmlDeviceGetTotalEnergyConsumption(void *handle, unsigned long long *millijoules)
 {
-    struct timespec now;
     DEVICE(handle)
-    clock_gettime(CLOCK_BOOTTIME, &now);
-    *millijoules = (unsigned long long)now.tv_sec * (unsigned long long)number(device, "power_mw");
+    *millijoules = (unsigned long long)number(device, "energy_mj");
     return SUCCESS;
 }
 
