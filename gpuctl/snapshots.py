@@ -93,7 +93,8 @@ def _load(text: str, source: _Source) -> Any:
         line = f" line {mark.line + 1}" if mark is not None else ""
         why = " ".join(str(error.problem or error.context).split())
         raise NotASnapshot(
-            f"{source.name}{line}: not YAML: {why}; text of several lines goes indented below its key and a |"
+            f"{source.name}{line}: not YAML: {why}; text of several lines goes indented below its key and a | "
+            "(|2 where the first of them begins with blanks)"
         ) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise NotASnapshot(f"{source.name}: not YAML: {str(error).splitlines()[0]}") from None

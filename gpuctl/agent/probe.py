@@ -941,7 +941,7 @@ class Probe:
         keep = (
             "vendor device class subsystem_vendor subsystem_device numa_node local_cpulist current_link_speed "
             "current_link_width max_link_speed max_link_width enable power_state d3cold_allowed revision resource "
-            "reset_method".split()
+            "reset_method removable".split()
         )
         base, found = "/sys/bus/pci/devices", {}
         try:

@@ -24,7 +24,8 @@ def check(box: Box) -> Iterator[Finding]:
     table = host[nodes.NODES]
     gpus = box.get_kernel(nvidia.DRIVER_GPUS) or ()
     wanted = [CTL, *(f"/dev/nvidia{gpu.minor}" for gpu in gpus if gpu.minor is not None and not gpu.excluded)]
-    if box.get_kernel(devices.UVM_MAJOR) is not None:  # else uvm_not_loaded says it
+    majors = box.get_kernel(devices.MAJORS)
+    if majors is None or majors.of("nvidia-uvm") is not None:  # else uvm_not_loaded says it
         wanted.append(UVM)
     found = {path: table.find(path) for path in wanted}
     missing = [path for path, node in found.items() if node is not None and node.kind == "missing"]
@@ -32,7 +33,7 @@ def check(box: Box) -> Iterator[Finding]:
         return
     evidence = [*access.symptom(box), *(f"{path} is not there on {host.name}" for path in missing)]
     major = box.get_kernel(devices.UVM_MAJOR)
-    if UVM in missing:
+    if UVM in missing and major is not None:
         evidence.append(f"/proc/devices says {major} nvidia-uvm")
     harmless = bool(access.works(box)) and not short(box)
     if host is box.guest:

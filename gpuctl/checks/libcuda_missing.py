@@ -12,13 +12,11 @@ from gpuctl.facts import access, cuda, libraries, nvidia
 from gpuctl.finding import Certainty, Finding, Layer, Severity
 
 LAYER = Layer.CUDA
+_NO_NVML = r"libnvidia-ml(?:\.so(?:\.1)?)?\b.*(?:cannot open shared|not found)|couldn't find libnvidia-ml"
 
 
 def check(box: Box) -> Iterator[Finding]:
-    for view in box.guest[cuda.VIEWS].values():
-        said = view.dlopen
-        if said is None and view.died is not None and not view.died.get("doing"):
-            said = f"whoever loads libcuda.so.1 dies ({ended(view.died.get('rc'))}): its ELF file is cut off or damaged"
+    for said in told(box):
         if said is None or said == "OK":
             continue
         module = box.get_kernel(nvidia.MODULE_VERSION)
@@ -77,3 +75,17 @@ def ended(rc: object) -> str:
         names = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 9: "SIGKILL", 11: "SIGSEGV"}
         return names.get(-rc, f"signal {-rc}")
     return f"exit status {rc}"
+
+
+def told(box: Box) -> list[str | None]:
+    """What loading libcuda gave, for everyone who tried; else a program's words, which asks NVML first. Raises Unknown."""
+    views = list((box.guest.get(cuda.VIEWS) or {}).values())
+    lines = [line.strip() for line in cuda.messages(box.guest) if re.search(_NO_NVML, line, re.I)]
+    if not views and lines:
+        return [lines[0]]
+    return [
+        f"whoever loads libcuda.so.1 dies ({ended(view.died.get('rc'))}): its ELF file is cut off or damaged"
+        if view.dlopen is None and view.died is not None and not view.died.get("doing")
+        else view.dlopen
+        for view in box.guest[cuda.VIEWS].values()
+    ]

@@ -89,7 +89,7 @@ def codes_in(lines: Iterable[str]) -> dict[int, str]:
 
 def _code_in(line: str) -> int | None:
     for pattern in (
-        r"cuInit(?:\(\w*\))?[^0-9\n]{1,40}(\d{1,3})\b",
+        r"cuInit(?:\(\w*\))?(?!\()[^0-9\n]{1,40}(\d{1,3})\b",
         r"cuda driver library (?:init failure|failed to get device context)\D{0,3}(\d{1,3})\b",
         r"(?:CUresult|CUDA_ERROR|CUDA (?:driver )?(?:error|failure)(?: code)?|cuda init failure|error code)"
         r"[ =:(]+(\d{1,3})\b",

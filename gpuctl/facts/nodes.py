@@ -290,6 +290,9 @@ def _from_stat(path: str, value: Mapping[str, Any]) -> Node | None:
     )
 
 
+_LSTAT = re.compile(r"\bl?stat (/dev/nvidia[\w/-]*): no such file or directory", re.I)
+
+
 def _is_listing(command: str) -> bool:
     return bool(re.match(r"(?:/bin/|/usr/bin/)?(ls|stat|find)\b", command)) and "/dev" in command
 
@@ -314,6 +317,9 @@ def _nodes(snapshot: Snapshot) -> NodeTable:
             listed or "no such file" in output.text.lower()
         ):
             whole = True
+    for line in snapshot.document.get("errors", ()):  # of programs in Go: docker, nvidia-container-cli
+        for path in _LSTAT.findall(str(line)):
+            nodes.setdefault(path, Node(path, "missing", error="ENOENT"))
     given = snapshot.mapping("nodes")
     for path, value in given.items():
         node = parse_node(path, value)
