@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +16,8 @@ from gpuctl.snapshots import NotASnapshot, read
 from gpuctl.transport import Transport, TransportError, Unreachable, agent, each
 
 PROBE_S = 60.0  # a probe takes two seconds; more than this is a machine that hangs
+PATIENCE_S = 2.0  # for so long boxes are kept in order; then whoever has answered comes
+MANY = 64  # machines at once; they wait for answers, not for us
 
 
 @dataclass(frozen=True)
@@ -26,41 +31,116 @@ class Asked:
 
 
 def ask(inventory: Inventory, names: Sequence[str], *, unit: str | None = None, user: str | None = None) -> list[Asked]:
-    """The boxes of these names (`all`, groups; none: the guests). A machine that hangs or refuses delays no other.
+    """The boxes of these names (`all`, groups; none: the guests), in their order. See `asking`."""
+    order = [machine.name for machine in inventory.chosen(names)]
+    return sorted(asking(inventory, names, unit=unit, user=user), key=lambda asked: order.index(asked.name))
 
-    `unit`, `user`: the service whose environment and rights are looked at beside root's.
+
+def asking(
+    inventory: Inventory,
+    names: Sequence[str],
+    *,
+    unit: str | None = None,
+    user: str | None = None,
+    on_wait: Callable[[list[str]], None] = lambda names: None,
+) -> Iterator[Asked]:
+    """Boxes as their answers come: a machine that hangs or refuses delays no other.
+
+    Those that answered within two seconds come in the order of the inventory. `unit`, `user`: the service whose
+    environment and rights are looked at beside root's. `on_wait` hears after two seconds, then every ten, who has not
+    answered. Raises BadInventory at once.
     """
     machines = inventory.chosen(names)
-    ways = transports(inventory)
-    jobs: dict[str, tuple[Transport, dict[str, Any]]] = {}
     service = {key: value for key, value in (("unit", unit), ("user", user)) if value}
+    return _asking(inventory, machines, service, on_wait)
+
+
+def _asking(
+    inventory: Inventory,
+    machines: Sequence[Machine],
+    service: dict[str, str],
+    on_wait: Callable[[list[str]], None],
+) -> Iterator[Asked]:
+    ways = transports(inventory)
+    jobs: dict[str, dict[str, Any]] = {}
     for machine in machines:
-        jobs[machine.name] = (ways[machine.name], _job(machine, service))
+        jobs[machine.name] = _job(machine, service)
         if machine.kind == "guest" and machine.node and machine.node in inventory.machines:
-            _, node_job = jobs.setdefault(
-                machine.node, (ways[machine.node], {"name": machine.node, "role": "node", "vmids": []})
-            )
+            node_job = jobs.setdefault(machine.node, {"name": machine.node, "role": "node", "vmids": []})
             if machine.vmid is not None:
                 node_job.setdefault("vmids", []).append(machine.vmid)
-    answers = each([way for way, _ in jobs.values()], lambda way: probe(way, jobs[way.name][1]), timeout=PROBE_S)
-    # a guest whose sshd does not answer is asked through its node
-    lost = [m for m in machines if isinstance(answers[m.name], Unreachable) and _has_node(m, inventory)]
-    if lost:
-        again = [through_node(machine, ways) for machine in lost]
-        answers |= {
-            name: answer
-            for name, answer in each(again, lambda way: probe(way, jobs[way.name][1]), timeout=PROBE_S).items()
-            if not isinstance(answer, TransportError)
-        }
+
+    def work(way: Transport) -> Snapshot | TransportError:
+        machine, job = inventory.machines[way.name], jobs[way.name]
+        try:
+            return probe(way, job)
+        except Unreachable as first:  # a guest whose sshd does not answer is asked through its node
+            if not _has_node(machine, inventory):
+                raise
+            try:
+                answer = probe(through_node(machine, ways), job)
+            except TransportError:
+                raise first from None
+            if isinstance(answer, TransportError):
+                raise first from None
+            return answer
+
+    answers: dict[str, Any] = {}
+    heard: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
+    broken: list[BaseException] = []
+
+    def all_of_them() -> None:
+        try:
+            each(
+                [ways[name] for name in jobs],
+                work,
+                limit=MANY,
+                timeout=PROBE_S,
+                on_answer=lambda name, answer: heard.put((name, answer)),
+            )
+        except BaseException as error:  # noqa: BLE001 - it goes to the thread that asked
+            broken.append(error)
+        heard.put(None)
+
+    threading.Thread(target=all_of_them, name="asking", daemon=True).start()
+    waiting, ended, early = list(machines), False, True
+    told = time.monotonic() + PATIENCE_S
     try:
-        return [_asked(machine, answers) for machine in machines]
+        while not ended:
+            try:
+                answer = heard.get(timeout=max(0.0, told - time.monotonic()))
+            except queue.Empty:
+                on_wait([name for name in jobs if name not in answers])
+                told, early = time.monotonic() + 10, False
+            else:
+                if answer is None:
+                    ended = True
+                else:
+                    answers[answer[0]] = answer[1]
+            while waiting:
+                ready = [machine for machine in waiting if _complete(machine, answers)]
+                if not ready or (early and not ended and ready[0] is not waiting[0]):
+                    break
+                waiting.remove(ready[0])
+                yield _asked(ready[0], answers)
+        if broken:
+            raise broken[0]
     finally:
-        for way in ways.values():
-            way.close()
+        for name, way in ways.items():
+            if name in jobs and name not in answers:  # it hangs, and closing it would
+                threading.Thread(target=way.close, name=f"close {name}", daemon=True).start()
+            else:
+                way.close()
 
 
 def _has_node(machine: Machine, inventory: Inventory) -> bool:
     return machine.connection != "pct" and machine.node in inventory.machines and machine.vmid is not None
+
+
+def _complete(machine: Machine, answers: Mapping[str, Any]) -> bool:
+    """Have all machines of the box answered, as far as they are asked?"""
+    asked = [machine.name, *([machine.node] if machine.kind == "guest" and machine.node else [])]
+    return all(name in answers for name in asked)
 
 
 def _job(machine: Machine, service: dict[str, str]) -> dict[str, Any]:

@@ -43,6 +43,24 @@ def mend(
     return play(remedy.playbook, inventory.source, [machine.name], variables, check=check, on_step=on_step)
 
 
+def unmend(
+    inventory: Inventory, machine: Machine, *, check: bool = False, on_step: Watching = _nobody
+) -> tuple[Outcome, ...]:
+    """Takes back what `mend` left on a box: a guest's configuration, and what makes device nodes at boot.
+
+    What the running guest may open stays as it is until its next start. With `check` nothing changes.
+    """
+    node = inventory.machines.get(machine.node or "")
+    source, undo = inventory.source, {"undo": True}
+    outcomes = []
+    if node is not None and machine.vmid is not None:
+        given = {"vmid": machine.vmid, "conf_path": f"/etc/pve/lxc/{machine.vmid}.conf", **undo}
+        outcomes.append(play("container", source, [node.name], given, check=check, on_step=on_step))
+    host = node or machine
+    given = {**undo, "devices_on": "all"}
+    return (*outcomes, play("devices", source, [host.name], given, check=check, on_step=on_step))
+
+
 def tune(
     settings: Sequence[tuning.Setting],
     inventory: Inventory,

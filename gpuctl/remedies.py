@@ -219,7 +219,8 @@ def advice(box: Box, edit: Edit, *, restarts: str | None) -> str:
         lines.append(f"now, on {node} (the guest keeps running, only the GPU program restarts):")
         lines += [f'  lxc-cgroup -n {vmid} devices.allow "{rule}"' for rule in edit.live_rules]
     if edit.changes_file:
-        lines.append(f"for good, in {path} on {node}, above the first line that starts with [:")
+        when = "" if restarts == "guest" else "; it counts from the next start of the container"
+        lines.append(f"for good, in {path} on {node}, above the first line that starts with [{when}:")
         lines += [f"  {line}" for line in edit.difference()]
         if any(line.startswith("+ dev") for line in edit.difference()):
             lines.append("  (Proxmox looks the numbers of devN entries up at each start, so they cannot go stale)")

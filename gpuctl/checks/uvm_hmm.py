@@ -1,8 +1,8 @@
 """nvidia-uvm's heterogeneous memory management (HMM) breaks cuInit on some kernels.
 
 cuInit gives 3 ("initialization error") although nvidia-smi works and all nodes are right; seen with drivers 570 to 580
-on several kernels. Without HMM (module option uvm_disable_hmm=1) it works. On a few machines without NVSwitches the same
-shows as 802, and the kernel's option nokaslr cures it too.
+on several kernels. Without HMM (module option uvm_disable_hmm=1) it works. On a few machines without NVSwitches the
+same shows as 802, and the kernel's option nokaslr cures it too.
 """
 
 from collections.abc import Iterator

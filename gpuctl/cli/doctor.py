@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 @click.option("--user", metavar="USER", help="Look with this user's rights as well.")
 @click.option("--all", "everything", is_flag=True, help="Consequences and what could not be read, each.")
 @click.option("--fix", is_flag=True, help="Mend it: shows each change, asks, makes it, looks again.")
+@click.option("--undo", is_flag=True, help="Take back what --fix changed: the configuration, what makes nodes at boot.")
 @click.option("--explain", metavar="ID", help="What a check looks for, and why.")
 @options(check_option, yes_option, json_option)
 def command(
@@ -51,6 +54,7 @@ def command(
     user: str | None,
     everything: bool,
     fix: bool,
+    undo: bool,
     explain: str | None,
     check: bool,
     yes: bool,
@@ -69,15 +73,37 @@ def command(
         for line in doctor.explain(explain):
             out(line)
         return WELL
-    if fix and files:
-        raise click.UsageError("--fix needs the machine; --from has only what was seen of it")
-    if fix and not (yes or check) and not sys.stdin.isatty():
-        raise click.UsageError("--fix asks before it changes a machine, and nobody is there to answer; --yes says yes")
-    boxes = _from_files(files) if files else _from_machines(inventory, targets, unit, user)
+    if (fix or undo) and files:
+        raise click.UsageError(f"--{'fix' if fix else 'undo'} needs the machine; --from has only what was seen of it")
+    if fix and undo:
+        raise click.UsageError("--fix and --undo are each other's opposite")
+    if (fix or undo) and not (yes or check) and not sys.stdin.isatty():
+        word = "fix" if fix else "undo"
+        raise click.UsageError(f"--{word} asks before a change, and nobody is there to answer; --yes says yes")
+    if undo:
+        return _undo(inventory, targets, check=check, yes=yes, as_json=as_json)
+    boxes: list[Asked] = []
+    asked = _from_files(files) if files else _from_machines(inventory, targets, unit, user)
+    again = "" if files else _again(inventory, unit, user)
+    code = _tell(_kept(asked, boxes), everything, as_json and not fix, again)
     if save is not None:
         _save(boxes, save, masked=not unmasked)
-    code = _tell(boxes, everything, as_json and not fix)
     return _fix(boxes, inventory, unit, user, check=check, yes=yes, as_json=as_json) if fix and code else code
+
+
+def _kept(asked: Iterable[Asked], boxes: list[Asked]) -> Iterator[Asked]:
+    for one in asked:
+        boxes.append(one)
+        yield one
+
+
+def _again(inventory: str, unit: str | None, user: str | None) -> str:
+    """The command that asks like this, but for the box."""
+    words = ["gpuctl", "doctor"]
+    if os.environ.get("GPUCTL_INVENTORY", "local") != inventory:
+        words += ["-i", inventory]
+    words += [word for name, value in (("--unit", unit), ("--user", user)) if value for word in (name, value)]
+    return shlex.join(words)
 
 
 def _fix(
@@ -129,6 +155,37 @@ def _fix(
     return code
 
 
+def _undo(inventory: str, targets: Sequence[str], *, check: bool, yes: bool, as_json: bool) -> int:
+    """Shows what would be taken back on each box, asks, takes it back. Exit code 1 when something could not be."""
+    from gpuctl import deploy, hosts
+
+    machines = hosts.load(folder(inventory))
+    code, documents = WELL, []
+    for machine in machines.chosen(targets):
+        would = deploy.unmend(machines, machine, check=True)
+        if not as_json:
+            out("".join(part.diff for part in would) or f"{machine.name}: nothing here was changed by gpuctl")
+        parts = would
+        if all(part.well for part in would) and any(part.changed for part in would) and not check:
+            if not (yes or click.confirm(f"take this back for {machine.name}?", err=True)):
+                documents.append({"box": machine.name, "state": "left"})
+                continue
+            parts = deploy.unmend(machines, machine, on_step=lambda step: say(f"  {step.state:10} {step.task}"))
+            if not as_json and machine.kind == "guest":
+                out(f"{machine.name}: taken back; the running guest keeps its rules until `pct reboot {machine.vmid}`")
+        why = "; ".join(part.why for part in parts if part.why)
+        if why:
+            code = FINDINGS
+            say(f"gpuctl: {why}")
+        changed = any(part.changed for part in parts)
+        state = "failed" if why else "nothing" if not changed else "would be undone" if check else "undone"
+        documents.append({"box": machine.name, "state": state, "why": why, "diff": "".join(p.diff for p in would)})
+    if as_json:
+        verdict = "well" if code == WELL else "findings"
+        document({"schema": "gpuctl.doctor-undo/1", "verdict": verdict, "boxes": documents})
+    return code
+
+
 def _from_files(files: Sequence[Path]) -> list[Asked]:
     from gpuctl import doctor
     from gpuctl.asking import Asked
@@ -137,11 +194,14 @@ def _from_files(files: Sequence[Path]) -> list[Asked]:
     return [Asked(snapshots[0].name, doctor.box_from(snapshots), tuple(snapshots))]
 
 
-def _from_machines(inventory: str, targets: Sequence[str], unit: str | None, user: str | None) -> list[Asked]:
+def _from_machines(inventory: str, targets: Sequence[str], unit: str | None, user: str | None) -> Iterator[Asked]:
     from gpuctl import hosts
-    from gpuctl.asking import ask
+    from gpuctl.asking import asking
 
-    return ask(hosts.load(folder(inventory)), targets, unit=unit, user=user)
+    def waiting(names: list[str]) -> None:
+        say(f"waiting for {', '.join(names)}")
+
+    return asking(hosts.load(folder(inventory)), targets, unit=unit, user=user, on_wait=waiting)
 
 
 def _save(boxes: Sequence[Asked], file: Path, *, masked: bool) -> None:
@@ -154,7 +214,7 @@ def _save(boxes: Sequence[Asked], file: Path, *, masked: bool) -> None:
         say(line)
 
 
-def _tell(boxes: Sequence[Asked], everything: bool, as_json: bool) -> int:
+def _tell(boxes: Iterable[Asked], everything: bool, as_json: bool, again: str) -> int:
     from gpuctl import doctor
 
     code, documents = WELL, []
@@ -173,7 +233,8 @@ def _tell(boxes: Sequence[Asked], everything: bool, as_json: bool) -> int:
         if not as_json:
             if number:
                 out()
-            for line in doctor.render_text(found, colour(sys.stdout), everything=everything):
+            fix = f"{again} -t {asked.name} --fix" if again else ""
+            for line in doctor.render_text(found, colour(sys.stdout), everything=everything, fix=fix):
                 out(line)
     if as_json:
         verdicts = [found["verdict"] for found in documents]

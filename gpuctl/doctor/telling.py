@@ -51,7 +51,7 @@ def render_text(
     lines = [_title(diagnosis, pen)]
     shown = [f for f in diagnosis.findings if everything or f.severity is not Severity.INFO]
     for finding in shown:
-        lines += _finding(finding, pen)
+        lines += _finding(finding, pen, diagnosis.headline)
     if diagnosis.consequences:
         if everything:
             lines.append("  also seen; the cause above may explain it:")
@@ -89,7 +89,8 @@ def _title(diagnosis: Diagnosis, pen: _Pen) -> str:
     return pen.shade(left, _BOLD, shade) + (" " * gap + diagnosis.headline if diagnosis.headline else "")
 
 
-def _finding(finding: Finding, pen: _Pen) -> list[str]:
+def _finding(finding: Finding, pen: _Pen, said: str = "") -> list[str]:
+    """`said`: what the headline says already."""
     shade = _SHADES[finding.severity]
     certainty = finding.certainty.value
     if finding.severity is not Severity.CRITICAL:
@@ -106,7 +107,8 @@ def _finding(finding: Finding, pen: _Pen) -> list[str]:
         lines += ["  " + pen.shade(line, _BOLD, shade) for line in wrapped]
         lines.append(" " * 13 + pen.shade(mark, _DIM))
     for line in finding.evidence:
-        lines += list(pen.wrapped(line, 5))
+        if line not in said.split(", "):
+            lines += list(pen.wrapped(line, 5))
     for line in finding.against:
         lines += list(pen.wrapped(f"against it: {line}", 5, _YELLOW))
     if finding.separates and finding.certainty is not Certainty.PROVED:

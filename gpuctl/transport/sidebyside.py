@@ -20,12 +20,14 @@ def each(
     *,
     limit: int = 16,
     timeout: float = 60.0,
+    on_answer: Callable[[str, T | TransportError], None] = lambda name, answer: None,
 ) -> dict[str, T | TransportError]:
     """work(transport) for each, `limit` at a time; by name, in the order given: what it returned or why it could not.
 
     A machine has `timeout` seconds from the moment its turn comes. One that does not answer gives its place to the next
     and is left behind in a daemon thread: threads of a ThreadPoolExecutor would be waited for when Python exits.
-    Errors other than TransportError are raised once all machines have ended.
+    Errors other than TransportError are raised once all machines have ended. `on_answer(name, answer)` is called here
+    as each answer comes.
     """
     waiting = deque(transports)
     turns: dict[int, tuple[Transport, float]] = {}  # running: number -> machine, deadline
@@ -53,7 +55,9 @@ def each(
             for number, (transport, deadline) in list(turns.items()):
                 if deadline <= time.monotonic():
                     del turns[number]
-                    done[transport.name] = TimedOut(f"{transport.name}: no answer within {timeout:g} s")
+                    late = TimedOut(f"{transport.name}: no answer within {timeout:g} s")
+                    done[transport.name] = late
+                    on_answer(transport.name, late)
                     threading.Thread(target=transport.close, name=f"close {transport.name}", daemon=True).start()
             continue
         if number not in turns:
@@ -61,6 +65,7 @@ def each(
         transport, _ = turns.pop(number)
         if well or isinstance(answer, TransportError):
             done[transport.name] = answer  # type: ignore[assignment]
+            on_answer(transport.name, done[transport.name])
         else:
             broken.append(answer)  # type: ignore[arg-type]
     if broken:
