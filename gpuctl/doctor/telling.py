@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from gpuctl import plugins
@@ -50,8 +51,12 @@ def render_text(
     pen = _Pen(colour, width)
     lines = [_title(diagnosis, pen)]
     shown = [f for f in diagnosis.findings if everything or f.severity is not Severity.INFO]
+    advice: set[str] = set()
     for finding in shown:
-        lines += _finding(finding, pen, diagnosis.headline)
+        repeated = finding.advice in advice and "\n" in finding.advice
+        lines += _finding(replace(finding, advice="mended by the same change") if repeated else finding, pen,
+                          diagnosis.headline)  # fmt: skip
+        advice.add(finding.advice)
     if diagnosis.consequences:
         if everything:
             lines.append("  also seen; the cause above may explain it:")
