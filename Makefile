@@ -77,10 +77,11 @@ check-then-e2e:
 	$(MAKE) --no-print-directory check
 	$(MAKE) --no-print-directory e2e
 
-perf: $(V)/ready ## how true the load generator is, beside aiohttp and http.client; writes docs/performance.md, docs/overhead.md
+perf: $(V)/ready ## how true the load generator is, beside aiohttp and http.client; writes docs/performance.md, docs/overhead.md, docs/doctor.md
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[perf]'
 	$(BIN)/python tests/perf/accuracy.py --write
 	$(BIN)/python tests/perf/overhead.py --write
+	$(BIN)/python tests/perf/doctor.py --write
 
 golden: $(V)/ready ## rewrite the golden files after a wanted change of output
 	$(BIN)/pytest -q --update-golden --ignore=tests/e2e --ignore=tests/perf --ignore=tests/gpu -m 'not lab'

@@ -237,13 +237,14 @@ def advice(box: Box, edit: Edit, *, restarts: str | None) -> str:
 
 def nodes_advice(box: Box, *, remove: Sequence[str] = ()) -> str:
     """Commands that make the device nodes on the machine with the driver."""
-    where = box.node.name if box.node.present else box.guest.name
+    inside = access.in_container(box) and not box.node.present  # it can load no module
+    where = box.node.name if box.node.present else (box.wanted.node or "the node") if inside else box.guest.name
     minors = device_nodes(box).vars["minors"]
     counts = " ".join(f"-c {minor}" for minor in minors)
     lines = [f"now, on {where}:"]
     if remove:
         lines.append(f"  rm -f {' '.join(remove)}")
     lines.append(f"  nvidia-modprobe {counts} -u" + (" -m" if modeset(box) else ""))
-    when = "before guests start" if box.node.present else "at boot"
+    when = "before guests start" if box.node.present or inside else "at boot"
     lines.append(f"for good: a unit that does this {when} (gpuctl doctor --fix installs it)")
     return "\n".join(lines)

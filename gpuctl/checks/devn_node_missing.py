@@ -33,7 +33,7 @@ def check(box: Box) -> Iterator[Finding]:
             evidence += [f"{device.path} is not there on {box.node.name}" for device in absent]
         made = [device for device in absent if devices.driver_of(device.path) is not None]
         remedy: Remedy | None = remedies.device_nodes(box)
-        advice = remedies.nodes_advice(box) + f"\nthen: pct start {guest.vmid or 'VMID'}"
+        advice = remedies.nodes_advice(box) + f"\nthen, on the node: pct start {guest.vmid or 'VMID'}"
         if not made:  # no driver has such a node: the entry is wrong
             edit = remedies.Edit(guest, guest.conf.without([device.line.number for device in absent]))
             remedy, advice = remedies.container(edit, restarts="guest"), remedies.advice(box, edit, restarts="guest")

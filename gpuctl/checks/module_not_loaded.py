@@ -44,13 +44,13 @@ def check(box: Box) -> Iterator[Finding]:
         evidence += [f"dkms status: {line}" for line in status.splitlines() if "nvidia" in line][:3]
     except Unknown:
         pass
-    text = f"on {host.name}: "
+    text = f"on {host.name}:"
     if built:
-        text += "modprobe nvidia nvidia_uvm; what it says tells why (dmesg | tail)"
+        text += " modprobe -a nvidia nvidia_uvm; what it says tells why (dmesg | tail)"
     else:
         kernel = release or "$(uname -r)"
         package = f"proxmox-headers-{kernel}" if kernel.endswith("-pve") else f"linux-headers-{kernel}"
-        text += f"\n  apt install {package}\n  dkms autoinstall\n  modprobe nvidia nvidia_uvm"
+        text += f"\n  apt install {package}\n  dkms autoinstall\n  modprobe -a nvidia nvidia_uvm"
         text += "\nor boot the kernel before (proxmox-boot-tool kernel pin ...)"
     yield Finding(
         f"the NVIDIA module is not loaded on {host.name}" + (f": none for kernel {release}" if built is False else ""),

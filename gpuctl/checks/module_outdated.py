@@ -37,7 +37,7 @@ def check(box: Box) -> Iterator[Finding]:
         Certainty.PROVED,
         tuple(evidence),
         advice=f"reboot {host.name}; or stop everything that uses the GPUs, then\n"
-        "  rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia; modprobe nvidia nvidia_uvm\n"
+        "  rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia; modprobe -a nvidia nvidia_uvm\n"
         "nvidia-uvm may get another number then: restart the containers, and update their libraries to the new version",
     )
 

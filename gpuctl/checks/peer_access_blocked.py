@@ -36,7 +36,7 @@ def check(box: Box) -> Iterator[Finding]:
     except Unknown:
         pass
     yield Finding(
-        f"{len(blocked)} pairs of GPUs have no direct access to each other",
+        f"{len(blocked)} pair{'s' * (len(blocked) != 1)} of GPUs without direct access to each other",
         LAYER,
         Severity.WARNING if told else Severity.INFO,
         Certainty.PROVED,

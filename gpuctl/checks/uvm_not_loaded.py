@@ -32,6 +32,6 @@ def check(box: Box) -> Iterator[Finding]:
         Severity.WARNING if on_demand else Severity.CRITICAL,
         Certainty.PROVED,
         tuple(evidence),
-        remedy=remedies.device_nodes(box),
+        remedy=remedies.device_nodes(box) if box.node.present or not access.in_container(box) else None,
         advice=remedies.nodes_advice(box),
     )

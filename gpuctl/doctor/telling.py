@@ -133,7 +133,8 @@ def _unknowns(diagnosis: Diagnosis, pen: _Pen, everything: bool) -> list[str]:
     if everything or diagnosis.verdict == "unknown":
         lines = ["  not known:"]
         for reason, names in reasons.items():
-            lines += list(pen.wrapped(f"{reason} ({', '.join(names)})", 5))
+            which = ", ".join(names) if everything or len(names) <= 3 else f"{len(names)} checks"
+            lines += list(pen.wrapped(f"{reason} ({which})", 5))
         return lines
     lines = [f"  {reasons[reason][0]}: {reason}" for reason in broken]
     count = len(diagnosis.unknowns)
