@@ -78,7 +78,7 @@ def ended(rc: object) -> str:
 
 
 def told(box: Box) -> list[str | None]:
-    """What loading libcuda gave everyone who tried; else the words of a program, which asks NVML first. Raises Unknown."""
+    """What loading libcuda gave everyone; else the words of a program, which asks NVML first. Raises Unknown."""
     views = list((box.guest.get(cuda.VIEWS) or {}).values())
     lines = [line.strip() for line in cuda.messages(box.guest) if re.search(_NO_NVML, line, re.I)]
     if not views and lines:
