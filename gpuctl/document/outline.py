@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -107,6 +108,8 @@ def _summary(run: Run, stops: Sequence[Interruption]) -> Iterator[str]:
         yield f"Interrupted {len(stops)} {'time' if len(stops) == 1 else 'times'}, continued {over}."
     if run.unfinished is not None:
         yield f"Not finished: the run was last seen at {clock(run.unfinished)}; what follows is what there is so far."
+    if run.waiting:
+        yield f"Not measured: {', '.join(plain(phase) for phase in run.waiting)}."
     if run.left_out:
         count = len(run.left_out)
         yield f"{count} {'file was' if count == 1 else 'files were'} left out; the end of this report names them."
@@ -176,10 +179,12 @@ def _best_row(run: Run, phase: str, records: Sequence[Record]) -> tuple[Cell, ..
 def _setup(run: Run) -> Iterator[Block]:
     own = [record for record in run.records if record.cell.phase not in run.foreign]
     facts = provenance.shared(own)
-    if facts:
-        rows = tuple((Cell(plain(name)), Cell(plain(text))) for name, text in facts.items())
+    cards = {name: found for name in facts if (found := _OF_CARD.match(name))}
+    rows = tuple((Cell(plain(name)), Cell(plain(text))) for name, text in facts.items() if name not in cards)
+    if rows:
         columns = (Column("Part", text=True, code=True), Column("Value", text=True))
         yield Table("machine", "The same for every cell", columns, rows)
+    yield from _cards([(found[1], found[2], facts[name]) for name, found in cards.items()])
     servers = [server for phase in run.phases if phase not in run.foreign for server in run.servers[phase]]
     if servers:
         yield _servers(run, servers)
@@ -187,6 +192,45 @@ def _setup(run: Run) -> Iterator[Block]:
     yield from _differing(own)
     yield from _generator(own)
     yield from _boots(own)
+
+
+_OF_CARD = re.compile(r"machine\.gpus\.([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F])\.(.+)$")
+_CARD_WORDS = {
+    "model": "Model",
+    "power.limit": "Power limit (W)",
+    "clocks.max.sm": "SM clock, most (MHz)",
+    "clocks.max.mem": "Memory clock, most (MHz)",
+    "ecc.mode.current": "ECC",
+    "compute_mode": "Compute mode",
+    "mig.mode.current": "MIG",
+}
+
+
+def _cards(facts: Sequence[tuple[str, str, str]]) -> Iterator[Block]:
+    """The GPUs (`facts`: place on the bus, what, text), those that are alike in one column."""
+    cards: dict[str, dict[str, str]] = {}
+    for place, what, text in facts:
+        cards.setdefault(place, {})[what] = text.removesuffix(".00")
+    if not cards:
+        return
+    alike: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for place, told in cards.items():
+        alike.setdefault(tuple((what, text) for what, text in told.items() if what != "uuid"), []).append(place)
+    whats = dict.fromkeys(what for kind in alike for what, _ in kind)
+    rows = [
+        (Cell(_CARD_WORDS.get(what, plain(what))), *(Cell(plain(dict(kind).get(what, "–"))) for kind in alike))
+        for what in whats
+    ]
+    counts = [Column(f"{len(places)} {'GPU' if len(places) == 1 else 'GPUs'}", text=True) for places in alike.values()]
+    yield Table("cards", "GPUs of the machine", (Column("Part", text=True), *counts), tuple(rows))
+    group = {place: i for i, places in enumerate(alike.values(), 1) for place in places}
+    each = tuple(
+        (Cell(place), Cell(plain(told.get("uuid", "–"))), *([Cell(str(group[place]))] if len(alike) > 1 else []))
+        for place, told in cards.items()
+    )
+    names = (Column("PCI address", text=True, code=True), Column("UUID", text=True, code=True))
+    more = (Column("Column above"),) if len(alike) > 1 else ()
+    yield Fold("Which GPUs they are", (Table("card-identities", "GPUs by address", (*names, *more), each),))
 
 
 def _servers(run: Run, servers: Sequence[Server]) -> Table:

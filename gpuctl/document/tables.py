@@ -30,7 +30,7 @@ def estimate_cell(e: Estimate, *, mark: str = "", strong: bool = False) -> Cell:
 
 def missing_cell(record: Record | None) -> Cell:
     """What stands where there is no number: a word, never a zero."""
-    if record is None:
+    if record is None or record.state in MEASURED:  # measured, and this figure is not known
         return Cell("–")
     return Cell("skipped" if record.state is State.SKIPPED else "failed")
 
@@ -132,7 +132,7 @@ def speedups(
             ):
                 factor = improvement(record.metrics[name], base.metrics[name], metric(name).better)
             if record is None or factor is None:
-                row.append(missing_cell(record) if record is None or record.state not in MEASURED else Cell("–"))
+                row.append(missing_cell(record))
                 continue
             below = f"[{factor.low:.2f}, {factor.high:.2f}]" if factor.known else ""
             row.append(Cell(times(factor.value), below, MARKS.get(record.state, "")))
@@ -204,9 +204,7 @@ def by_metric(
             row.append(missing_cell(record))
         for name in names:
             e = record.metrics.get(name) if record.state in MEASURED else None
-            row.append(
-                missing_cell(record if record.state not in MEASURED else None) if e is None else estimate_cell(e)
-            )
+            row.append(missing_cell(record) if e is None else estimate_cell(e))
         rows.append(tuple(row))
     notes = [*([_reading("", "", False)] if names else []), *(f"{mark} {MARK_NOTES[mark]}" for mark in used)]
     columns = (

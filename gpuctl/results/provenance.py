@@ -12,7 +12,8 @@ from gpuctl.records import Record
 MEASUREMENT = ("workload", "load_agent", "load", "generator")
 _OWN = (*MEASUREMENT, "argv", "environment", "env", "unit")
 
-_SECRET_NAME = re.compile(r"(token|secret|passw|api[-_]?key|credential|private[-_]?key)", re.IGNORECASE)
+# `token` at the end of a word: tokens are counted and a tokenizer is a file (--speculative-num-draft-tokens 16).
+_SECRET_NAME = re.compile(r"(token(?![a-z])|secret|passw|api[-_]?key|credential|private[-_]?key)", re.IGNORECASE)
 HIDDEN = "(hidden)"
 
 

@@ -239,8 +239,18 @@ class Run:
 
     @cached_property
     def phases(self) -> list[str]:
-        """In the order they were asked for; what nobody asked for after that, by first measurement."""
-        return _in_order(self._phases, (record.cell.phase for record in self.records))
+        """In the order they were asked for; what nobody asked for after that, by first measurement.
+
+        Without those that nobody ran yet, unless none was run.
+        """
+        found = _in_order(self._phases, (record.cell.phase for record in self.records))
+        return [phase for phase in found if phase not in self.waiting]
+
+    @cached_property
+    def waiting(self) -> list[str]:
+        """The phases that were asked for and have no record, where others have."""
+        begun = {record.cell.phase for record in self.records}
+        return [phase for phase in self._phases if phase not in begun] if begun else []
 
     @cached_property
     def servers(self) -> dict[str, list[Server]]:
