@@ -291,7 +291,11 @@ def _keep(
     tell: Tell,
     outcome: Outcome,
 ) -> Record:
-    """Saves what became of a cell as its record."""
+    """Saves what became of a cell as its record.
+
+    A failure of the moment (a model that is not in memory, a port in use) is told and never takes a number's place:
+    when the moment has passed, the number may hold as it did.
+    """
     record = Record(
         cell=cell.id,
         state=what.state,
@@ -308,7 +312,9 @@ def _keep(
         notes=what.notes,
         parameters={"concurrency": cell.point.concurrency, **cell.point.parameters},
     )
-    run.save(record, what.raw)
+    before = run.load(cell.id) if record.failure is not None and record.failure.kind in cells_.PASSING else None
+    if before is None or before.state not in MEASURED:
+        run.save(record, what.raw)
     run.event("cell_done", cell=str(cell.id), state=record.state.value)
     (outcome.done if record.state in MEASURED else outcome.failed).append(record)
     tell("cell", cell=cell.id, record=record)

@@ -242,6 +242,25 @@ def test_a_port_that_is_taken_names_who_has_it(desk):
     assert code == 0, "a port is free again: tried again without being asked"
 
 
+def test_a_failure_of_the_moment_never_takes_a_numbers_place(desk):
+    """As after a reboot, when the model is not in memory yet: finished cells hold again as soon as it is there."""
+    assert desk.gpuctl("bench", "p", "--only", "plain/decode/fib-24")[0] == 0
+    before = desk.records()["p/plain/decode/fib-24"]
+    model = desk.folder / "models/tiny.gguf"
+    servers = (desk.inventory / "models.yml").read_text()
+    desk.write("models", servers.replace("make: tiny", ""))
+    model.rename(model.with_suffix(".away"))
+    code, out, _ = desk.gpuctl("bench", "p", "--only", "plain/decode/*")
+    assert code == 1
+    assert "no_model" in out
+    assert desk.records()["p/plain/decode/fib-24"] == before
+    assert desk.records()["p/plain/decode/qsort-24"]["failure"]["kind"] == "no_model"
+    model.with_suffix(".away").rename(model)
+    code, out, _ = desk.gpuctl("bench", "p", "--only", "plain/decode/*")
+    assert (code, out.count("SKIP")) == (0, 1), out
+    assert desk.records()["p/plain/decode/fib-24"] == before
+
+
 # ------------------------------------------------------------ external
 
 
