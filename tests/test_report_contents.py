@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import runfolders
 
@@ -196,3 +198,68 @@ def test_a_metric_that_nobody_described_is_judged_by_its_unit():
     assert metric("new_tok_s", "tok/s").better == 1
     assert metric("new_ms", "ms").better == -1
     assert metric("new_count", "tokens").better == 0
+
+
+def test_a_figure_that_is_not_known_of_a_measured_cell_is_no_failure(tmp_path):
+    """A short repetition has no power reading; the baseline does not speculate."""
+    f = folder(tmp_path, ["tp1-auto", "tp1-b"], "tp1-auto")
+    f.cell("tp1", "tp1-auto", "decode", "fib-256", {"prompt": "fib", "max_tokens": 256},
+           {"decode_tok_s": 26.0, "energy_per_token_j": 2.0})  # fmt: skip
+    f.cell("tp1", "tp1-auto", "decode", "qsort-256", {"prompt": "qsort", "max_tokens": 256}, {"decode_tok_s": 26.0})
+    f.cell("tp1", "tp1-b", "decode", "fib-256", {"prompt": "fib", "max_tokens": 256}, {"decode_tok_s": 50.0})
+    table = tables(load_run(f.close()))["tp1-decode-256-tokens-energy-per-token-j"]
+    known, unknown = row(table, "tp1-auto")[1:]
+    assert (known.text[:2], unknown.text) == ("2.", "–")
+    assert "failed" not in str(table)
+
+
+def test_flags_that_count_tokens_are_no_secrets(tmp_path):
+    f = runfolders.Folder(tmp_path / "run")
+    argv = ["serve", "--speculative-num-draft-tokens", "16", "--tokenizer-path", "/models/t", "--hf-token", "hf_1"]
+    f.phase("tp1", "TP1", {"tp1-a": argv})
+    decode(f, "tp1-a", 26.0)
+    lines = [line for block in report(load_run(f.close())).document.walk() for line in getattr(block, "lines", ())]
+    assert "serve --speculative-num-draft-tokens 16 --tokenizer-path /models/t --hf-token '(hidden)'" in lines
+
+
+def test_gpus_that_are_alike_are_one_column(tmp_path):
+    f = folder(tmp_path, ["tp1-a"])
+    card = {"model": "NVIDIA RTX PRO 6000", "power.limit": "600.00"}
+    places = [f"0000:{n:02x}:00.0" for n in range(8)]
+    gpus = {place: {**card, "uuid": f"GPU-{place}"} for place in places}
+    gpus[places[5]]["power.limit"] = "450.00"
+    decode(f, "tp1-a", 26.0, foreign_fingerprint={"machine": {"driver": "595", "gpus": gpus}})
+    found = tables(load_run(f.close()))
+    assert [column.title for column in found["cards"].columns] == ["Part", "7 GPUs", "1 GPU"]
+    assert [cell.text for cell in row(found["cards"], "Power limit (W)")] == ["Power limit (W)", "600", "450"]
+    assert [r[2].text for r in found["card-identities"].rows] == ["1"] * 5 + ["2"] + ["1"] * 2
+    assert [r[0].text for r in found["machine"].rows if "gpus" in r[0].text] == []
+
+
+def test_phases_that_nobody_ran_are_named_and_nothing_else_is_said_of_them(tmp_path):
+    f = folder(tmp_path, ["tp1-a"])
+    f.phase("tp8", "TP8", {"tp8-a": runfolders.argv(8)})
+    decode(f, "tp1-a", 26.0)
+    made = report(load_run(f.close())).document
+    assert "Not measured: tp8." in made.summary
+    assert "tp8-a" not in str(made.sections)
+
+
+def test_each_phase_has_the_command_that_repeats_it(tmp_path):
+    f = folder(tmp_path, ["tp1-a"])
+    f.campaign["phases"]["tp1"]["command"] = ["gpuctl", "bench", "tp1", "-i", "my inventory"]
+    decode(f, "tp1-a", 26.0)
+    lines = [line for block in report(load_run(f.close())).document.walk() for line in getattr(block, "lines", ())]
+    assert "gpuctl bench tp1 -i 'my inventory'" in lines
+
+
+def test_what_a_server_can_hold_is_as_it_said_itself(tmp_path):
+    f = folder(tmp_path, ["tp1-a"])
+    record = decode(f, "tp1-a", 26.0)
+    said = {"context": 32768, "requests_at_once": 4, "ready_s": 62.04,
+            "capacity": {"kv_tokens": 69343, "kv_bytes": 4552665334, "state_bytes": "much"}}  # fmt: skip
+    f.save(replace(record, server=said))
+    table = tables(load_run(f.close()))["capacities"]
+    assert [column.title for column in table.columns] == ["Server", "Context", "At once", "KV cache", "KV cache",
+                                                          "Ready after"]  # fmt: skip
+    assert [cell.text for cell in row(table, "tp1-a")[1:]] == ["32768", "4", "69343", "4.2 GiB", "62.0"]
