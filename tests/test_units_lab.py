@@ -112,32 +112,62 @@ def changed(outcome):
     return dict(outcome.changed)
 
 
-def thrice(playbook, inventory, machines, variables):
-    """Check mode says what the run then does; a second run changes nothing."""
-    would = play(playbook, inventory, machines, variables, check=True)
-    done = play(playbook, inventory, machines, variables)
-    assert changed(would).keys() == changed(done).keys() == set(machines)
-    assert changed(play(playbook, inventory, machines, variables)) == {}
-    assert changed(play(playbook, inventory, machines, variables, check=True)) == {}
-    return done
+HERE = ["ct200", "ct202", "kpro7"]
 
 
-def undone(playbook, inventory, machines, variables):
-    variables = {**variables, "undo": True}
-    assert set(changed(play(playbook, inventory, machines, variables))) == set(machines)
-    assert changed(play(playbook, inventory, machines, variables)) == {}
-
-
-@pytest.mark.parametrize("guest", ["ct200", "ct202"])
-def test_a_server_is_placed_started_stopped_and_taken_away(inventory, machines, guest):
+def test_all_is_placed_found_in_place_the_next_time_and_taken_away(inventory, machines):
+    """Check mode says what the run then does; a second run changes nothing; the same for taking it away."""
     unit = ServerUnit("gpuctl-x", ("/bin/sleep", "1000"), {"T": "{{ not_a_template }}"}, campaign="c")
-    given = {"server_files": [render.server(unit).as_vars()], "server_state": "started"}
-    thrice("server", inventory, [guest], given)
-    assert machines[guest].run(["systemctl", "is-active", "gpuctl-x"]).text == "active\n"
-    assert "T={{ not_a_template }}" in machines[guest].run(["systemctl", "cat", "gpuctl-x"]).text
-    undone("server", inventory, [guest], given)
-    assert machines[guest].run(["systemctl", "is-active", "gpuctl-x"]).text == "inactive\n"
-    assert machines[guest].run(["test", "-e", render.server(unit).path]).rc == 1
+    wanted = [{"name": "numa", "file": "/etc/knobs/numa", "want": "0"}]
+    program = asset("playbooks", "library", "settle.py").read_text()
+    node = machines["kpro7"]
+    node.run(["sh", "-c", "mkdir -p /etc/knobs; echo 1 > /etc/knobs/numa"])
+
+    def tmpfs(megabytes):
+        return [render.tmpfs(Tmpfs("/run/gpuctl/test-models", megabytes << 20)).as_vars()]
+
+    def site(undo=False, check=False):
+        given = {
+            "server_files": [render.server(unit).as_vars()],
+            "server_state": "started",
+            "tmpfs_files": tmpfs(8),
+            "settings": wanted,
+            "tune_files": [file.as_vars() for file in render.tune(wanted, program)],
+            "undo": undo,
+        }
+        return play("site", inventory, HERE, given, check=check)
+
+    would = site(check=True)
+    done = site()
+    assert changed(would).keys() == changed(done).keys() == set(HERE)
+    assert "-numa = 1\n+numa = 0\n" in done.diff
+    assert changed(site()) == {}
+
+    guests = [machines["ct200"], machines["ct202"]]
+    for way in guests:
+        assert way.run(["systemctl", "is-active", "gpuctl-x"]).text == "active\n"
+        assert "T={{ not_a_template }}" in way.run(["systemctl", "cat", "gpuctl-x"]).text
+        way.run(["sh", "-c", "echo model > /run/gpuctl/test-models/m"])
+    assert node.run(["systemctl", "is-enabled", "gpuctl-devices"]).text == "enabled\n"
+    node.run(["sh", "-c", "echo 1 > /etc/knobs/numa; systemctl start gpuctl-tune"])  # as a boot does
+    assert node.run(["cat", "/etc/knobs/numa"]).text == "0\n"
+
+    assert changed(play("tmpfs", inventory, ["ct200"], {"tmpfs_files": tmpfs(16)})).keys() == {"ct200"}
+    assert machines["ct200"].run(["cat", "/run/gpuctl/test-models/m"]).text == "model\n"
+    assert "size=16384k" in machines["ct200"].run(["grep", "test-models", "/proc/mounts"]).text
+
+    assert set(changed(site(undo=True))) == set(HERE)
+    assert changed(site(undo=True)) == {}
+    for way in guests:
+        assert way.run(["systemctl", "is-active", "gpuctl-x"]).text == "inactive\n"
+        assert way.run(["test", "-e", render.server(unit).path]).rc == 1
+        assert way.run(["grep", "-c", "test-models", "/proc/mounts"]).text == "0\n"
+    assert node.run(["cat", "/etc/knobs/numa"]).text == "1\n"
+
+
+def test_a_setting_that_cannot_be_set_is_named(inventory, machines):
+    bad = play("tune", inventory, ["kpro7"], {"settings": [{"name": "numa", "file": "/nowhere", "want": "0"}]})
+    assert "numa: /nowhere: No such file or directory" in bad.why
 
 
 def test_a_unit_that_systemd_does_not_accept_is_not_placed(inventory, machines):
@@ -154,43 +184,6 @@ def test_a_unit_of_that_name_that_is_not_ours_is_left_alone(inventory, machines)
     assert "is there already and not ours" in got.why
     assert machines["ct200"].run(["cat", file.path]).text == "[Unit]\n"
     machines["ct200"].run(["rm", file.path])
-
-
-def test_a_memory_file_system_is_mounted_grows_with_what_is_in_it_and_goes(inventory, machines):
-    def given(megabytes):
-        return {"tmpfs_files": [render.tmpfs(Tmpfs("/run/gpuctl/test-models", megabytes << 20)).as_vars()]}
-
-    way = machines["ct200"]
-    thrice("tmpfs", inventory, ["ct200"], given(8))
-    way.run(["sh", "-c", "echo model > /run/gpuctl/test-models/m"])
-    thrice("tmpfs", inventory, ["ct200"], given(16))
-    assert way.run(["cat", "/run/gpuctl/test-models/m"]).text == "model\n"
-    assert "size=16384k" in way.run(["grep", "test-models", "/proc/mounts"]).text
-    undone("tmpfs", inventory, ["ct200"], given(16))
-    assert way.run(["grep", "-c", "test-models", "/proc/mounts"]).text == "0\n"
-
-
-def test_settings_are_set_read_back_set_again_at_boot_and_undone(inventory, machines):
-    way = machines["kpro7"]
-    way.run(["sh", "-c", "mkdir -p /etc/knobs; echo 1 > /etc/knobs/numa"])
-    wanted = [{"name": "numa", "file": "/etc/knobs/numa", "want": "0"}]
-    program = asset("playbooks", "library", "settle.py").read_text()
-    files = [file.as_vars() for file in render.tune(wanted, program)]
-    given = {"settings": wanted, "tune_files": files}
-    done = thrice("tune", inventory, ["kpro7"], given)
-    assert "-numa = 1\n+numa = 0\n" in done.diff
-    way.run(["sh", "-c", "echo 1 > /etc/knobs/numa; systemctl start gpuctl-tune"])  # as a boot does
-    assert way.run(["cat", "/etc/knobs/numa"]).text == "0\n"
-    undone("tune", inventory, ["kpro7"], given)
-    assert way.run(["cat", "/etc/knobs/numa"]).text == "1\n"
-    bad = play("tune", inventory, ["kpro7"], {"settings": [{**wanted[0], "file": "/nowhere"}]})
-    assert "numa: /nowhere: No such file or directory" in bad.why
-
-
-def test_device_nodes_are_made_at_boot(inventory, machines):
-    thrice("devices", inventory, ["kpro6", "kpro7"], {})
-    assert machines["kpro6"].run(["systemctl", "is-enabled", "gpuctl-devices"]).text == "enabled\n"
-    undone("devices", inventory, ["kpro6", "kpro7"], {})
 
 
 def test_the_playbooks_work_alone(inventory):
