@@ -94,9 +94,8 @@ def job_for(name: str, model: Model, machine: Machine, servers: Mapping[str, Ser
     users = [one for one in (servers or {}).values() if name in (one.model, one.draft)]
     job["caches"] = _environments(users)
     if not model.stage:
-        job["anywhere"] = True
-        return job
-    if model.source:
+        job["in_place"] = True
+    elif model.source:
         job["source"] = model.source
     if model.hub:
         pythons = [one.program[0] for one in users if one.program and "python" in PurePosixPath(one.program[0]).name]
@@ -192,7 +191,7 @@ def _done(
             )
         how = said[-1][:300] if said else f"status {done.rc}"
         raise StagingError("way", f"{way.name}: staging ended without an answer: {how}")
-    found = Found(str(job["model"]), str(job["to"]), not job.get("anywhere"), str(last.get("state", "unknown")), last)
+    found = Found(str(job["model"]), str(job["to"]), not job.get("in_place"), str(last.get("state", "unknown")), last)
     if last["type"] == "error":
         raise StagingError(
             str(last["kind"]), f"{way.name}: {job['model']}: {last['message']}", found if "state" in last else None

@@ -14,7 +14,7 @@ The job:
   verify     true: SHA-256 of everything that is there already, not only sizes and headers
   hash       false: no SHA-256 while copying (the manifest says so)
   drop_old   true: the old copy goes before the new one comes, where both have no room
-  anywhere   true: `to` need not be in memory
+  in_place   true: `to` is on a disk, where servers find it; there is nothing to copy, at most to download
   limits     [{"what", "free"} ...] bytes known to others, as of the node
   caches     [{"user", "env"} ...] whose JIT caches are looked at
   threads, stall_s, attempts, progress_s, headroom_bytes: numbers, each with a default
@@ -226,7 +226,7 @@ def judge(listing, patterns=()):
     files = listing["files"]
     wanted, known = expected_of(listing, patterns)
     answer = {"state": "absent", "files": [], "bytes": 0, "missing": [], "wrong": [], "known_from": known, "notes": []}
-    if not listing.get("exists", True) or not wanted:
+    if not (listing.get("exists", True) or listing.get("tree")) or not wanted:
         answer["notes"] = [listing["why"]] if listing.get("why") else []
         return answer
     missing, wrong, good = [], [], []
@@ -523,47 +523,34 @@ def snapshot_of(repository, revision):
     )
 
 
+def repository_of(source, hub):
+    """The repository's folder in the cache that `source` and `hub` of a job name; None: `source` is no cache."""
+    if not source:
+        return os.path.join(hub_cache(hub), repository_folder(hub["repo"]))
+    source = os.path.expanduser(source).rstrip("/")
+    if os.path.basename(source).startswith("models--"):
+        return source
+    for cache in (source, os.path.join(source, "hub")):
+        if hub and (os.path.basename(cache) == "hub" or _has_repositories(cache)) and os.path.isdir(cache):
+            return os.path.join(cache, repository_folder(hub["repo"]))
+    return None
+
+
+def _has_repositories(folder):
+    try:
+        return any(name.startswith("models--") for name in os.listdir(folder))
+    except OSError:
+        return False
+
+
 def source_listing(source, hub):
     """The listing of what `source` and `hub` of a job name: a folder, a file, a cache, or a repository in a cache."""
-    revision = (hub or {}).get("revision") or "main"
-    places = []
-    if source:
-        source = os.path.expanduser(source)
-        places = [source]
-        if hub:
-            places += [
-                os.path.join(source, repository_folder(hub["repo"])),
-                os.path.join(source, "hub", repository_folder(hub["repo"])),
-            ]
-    elif hub:
-        places = [os.path.join(hub_cache(hub), repository_folder(hub["repo"]))]
-    for place in reversed(places):
-        if os.path.basename(place.rstrip("/")).startswith("models--"):
-            if place != places[0] and not os.path.isdir(place):
-                continue
-            folder, commit, why = snapshot_of(place, revision)
-            if why and not (folder and os.path.isdir(folder)):
-                empty = {
-                    "kind": "hub",
-                    "path": place,
-                    "commit": commit,
-                    "exists": False,
-                    "files": {},
-                    "index": {},
-                    "why": why,
-                }
-                if not os.path.isdir(place):
-                    empty["why"] = "there is no %s" % place
-                elif commit:
-                    empty.update(exists=True, tree=_tree(place, commit))
-                empty["incomplete"] = _incomplete(place)
-                return empty
-            found = listing_of(folder, "hub", commit)
-            found["repository"] = place
-            found["tree"], found["incomplete"] = _tree(place, commit), _incomplete(place)
-            return found
+    repository = repository_of(source, hub)
+    if repository:
+        return _cached(repository, (hub or {}).get("revision") or "main")
+    source = os.path.expanduser(source).rstrip("/")
     found = listing_of(source, "file" if os.path.isfile(source) else "folder")
-    above, _, commit = source.rstrip("/").rpartition("/")
+    above, _, commit = source.rpartition("/")
     if os.path.basename(above) == "snapshots":
         found["tree"] = _tree(os.path.dirname(above), commit)
         found["commit"] = commit
@@ -571,6 +558,19 @@ def source_listing(source, hub):
         for one in mine["files"]:  # a copy of ours is a source, too
             if one["path"] in found["files"] and one.get("sha256") and not found["files"][one["path"]].get("digest"):
                 found["files"][one["path"]]["digest"] = "sha256:" + one["sha256"]
+    return found
+
+
+def _cached(repository, revision):
+    folder, commit, why = snapshot_of(repository, revision)
+    if folder and os.path.isdir(folder):
+        found = listing_of(folder, "hub", commit)
+    else:
+        found = {"kind": "hub", "path": repository, "commit": commit, "exists": False, "files": {}, "index": {}}
+        found["why"] = why if os.path.isdir(repository) else "there is no %s" % repository
+    found["repository"] = repository
+    found["tree"] = _tree(repository, commit) if commit else None
+    found["incomplete"] = _incomplete(repository)
     return found
 
 
@@ -641,14 +641,14 @@ def default_threads():
     return max(4, min(32, len(os.sched_getaffinity(0))))
 
 
-def look_at_copy(to):
+def look_at_copy(to, patterns=()):
     """(verdict, manifest or None, listing) of what lies at `to`."""
     single = os.path.isfile(to)
     manifest = manifest_of(read_text(to + "." + MANIFEST if single else os.path.join(to, MANIFEST)) or "")
     listing = listing_of(to, "file" if single else "folder")
     if manifest:
         return judge_copy(listing, manifest), manifest, listing
-    verdict = judge(listing)
+    verdict = judge(listing, patterns)
     if verdict["state"] == "complete":
         verdict["notes"].append("it has no manifest: not put there by gpuctl, or not to the end")
     return verdict, None, listing
@@ -1504,7 +1504,8 @@ wanted = json.loads(sys.stdin.readline())
 quoted = ["".join("[%s]" % c if c in "*?[" else c for c in path) for path in wanted]
 try:
     path = huggingface_hub.snapshot_download(
-        job["repo"], revision=job["revision"], cache_dir=job["cache"], allow_patterns=quoted, max_workers=job["workers"]
+        job["repo"], revision=job["revision"], allow_patterns=quoted, max_workers=job["workers"],
+        **({"local_dir": job["local_dir"]} if job["local_dir"] else {"cache_dir": job["cache"]}),
     )
 except Exception as error:
     told(error)
@@ -1531,9 +1532,8 @@ class Download:
     """One attempt: the child, and how much has come."""
 
     def __init__(self, python, job, environment):
-        self.cache = job["cache"]
-        self.blobs = os.path.join(job["cache"], repository_folder(job["repo"]), "blobs")
-        self.before = set(self.names())
+        self.root = job["local_dir"] or os.path.join(job["cache"], repository_folder(job["repo"]))
+        self.before = set(self.files())
         self.process = subprocess.Popen(
             [python, "-c", _DOWNLOAD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=environment, start_new_session=True,
@@ -1565,19 +1565,18 @@ class Download:
         for line in self.process.stderr:
             self.said = [*self.said[-20:], line.decode("utf-8", "replace")]
 
-    def names(self):
-        try:
-            return os.listdir(self.blobs)
-        except OSError:
-            return []
+    def files(self):
+        """Files of the repository in the cache, or of the folder it downloads into."""
+        return [os.path.join(folder, name) for folder, _, names in os.walk(self.root) for name in names]
 
     def came(self):
         """Bytes in the cache, those of unfinished files too. Xet preallocates: what counts is what is written."""
         total = 0
-        for name in self.names():
+        for path in self.files():
             try:
-                seen = os.stat(os.path.join(self.blobs, name))
-                total += min(seen.st_size, seen.st_blocks * 512)
+                seen = os.lstat(path)
+                if stat.S_ISREG(seen.st_mode):
+                    total += min(seen.st_size, seen.st_blocks * 512)
             except OSError:
                 pass
         return total
@@ -1595,107 +1594,85 @@ class Download:
         except ProcessLookupError:
             pass
         self.process.wait()
-        for name in self.names():  # another process cannot go on with them
-            if name.endswith(".incomplete") and name not in self.before:
+        for path in self.files():  # another process cannot go on with them
+            if path.endswith(".incomplete") and path not in self.before:
                 try:
-                    os.unlink(os.path.join(self.blobs, name))
+                    os.unlink(path)
                 except OSError:
                     pass
 
 
 def fetch(job, teller):
-    """Downloads into the cache on disk by the real huggingface_hub; without a byte for `stall_s`, again without Xet."""
+    """Downloads to disk by the real huggingface_hub: into its cache, or with `in_place` into the model's own folder.
+
+    Where not a byte comes for `stall_s` it is begun again, without Xet. `attempts` in a row that bring nothing end it.
+    """
     hub = job["hub"]
-    cache = hub_cache({**hub, "cache": hub.get("cache") or _cache_in(job.get("source"))})
+    local_dir = job["to"] if job.get("in_place") else None
+    cache = local_dir or os.path.dirname(repository_of(job.get("source"), hub) or hub_cache(hub) + "/x")
     point, kind = mount_under(cache)
-    if kind in IN_MEMORY and not job.get("anywhere"):
-        raise Bad(
-            "way",
-            "the hub cache %s is in memory (%s): a download goes to a disk first; name a cache that is on one"
-            % (cache, point),
-        )
-    os.makedirs(cache, exist_ok=True)
-    _put_away_damaged(job, cache)
+    if kind in IN_MEMORY:
+        what = "%s is in memory (%s), and a download goes to a disk first" % (cache, point)
+        raise Bad("way", what + ("" if local_dir else "; name a cache on a disk (gpuctl_hub_cache in hosts.yml)"))
+    try:
+        os.makedirs(cache, exist_ok=True)
+    except OSError as error:
+        raise Bad("way", "%s: %s" % (cache, error.strerror)) from None
+    _put_away_damaged(job)
     python = python_with_hub(hub.get("pythons") or ["python3"])
-    wish = {
-        "repo": hub["repo"],
-        "revision": hub.get("revision") or "main",
-        "cache": cache,
-        "workers": job.get("workers") or 8,
-    }
-    environment = {
-        **os.environ,
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "PYTHONWARNINGS": "ignore",
-    }
+    wish = {"repo": hub["repo"], "revision": hub.get("revision") or "main", "cache": cache, "local_dir": local_dir}
+    wish["workers"] = job.get("workers") or 8
+    environment = {**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    environment["PYTHONWARNINGS"] = "ignore"
     environment.pop("HF_HUB_OFFLINE", None)
     if hub.get("endpoint"):
         environment["HF_ENDPOINT"] = hub["endpoint"]
     if hub.get("xet") is False:
         environment["HF_HUB_DISABLE_XET"] = "1"
     stall_s, attempts = float(job.get("stall_s") or 120), int(job.get("attempts") or 5)
-    why = ""
-    for attempt in range(attempts):
-        if attempt:
-            pause = min(30.0, float(job.get("pause_s") or 2.0) * 2 ** (attempt - 1))
-            teller.say("%s: %s; tries again in %g s" % (hub["repo"], why, pause))
-            time.sleep(pause)
+    fruitless, kept = 0, -1
+    while True:
         download = Download(python, wish, environment)
         try:
-            why = _follow(download, job, teller, stall_s)
+            why = _follow(download, wish, job, teller, stall_s)
         finally:
             download.stop()
         if not why:
             return
+        have = download.came()
+        fruitless, kept = (0 if have > kept >= 0 else fruitless + 1), max(kept, have)
+        if fruitless >= attempts:
+            raise Bad("way", "%s: %s, %d times in a row; what came is kept" % (hub["repo"], why, attempts))
+        pause = min(60.0, float(job.get("pause_s") or 2.0) * 2**fruitless)
+        without = ""
         if "HF_HUB_DISABLE_XET" not in environment:
             environment["HF_HUB_DISABLE_XET"] = "1"  # hangs and memory of Xet end here
-            why += "; without Xet from now on"
-    raise Bad(
-        "way",
-        "%s: %s, %d times; what came is kept" % (hub["repo"], why.replace("; without Xet from now on", ""), attempts),
-    )
+            without = ", without Xet"
+        teller.say("%s: %s; tries again in %g s%s" % (hub["repo"], why, pause, without))
+        time.sleep(pause)
 
 
-def _follow(download, job, teller, stall_s):
+def _follow(download, wish, job, teller, stall_s):
     """Waits for its end. Returns why that was no good one, else "". Raises Bad where trying again is no use."""
-    seen, since, asked, told = -1, time.monotonic(), False, False
+    seen, since, base = -1, time.monotonic(), None
     while True:
         over = download.ended()
         came = download.came()
         for row in list(download.rows):
-            if row.get("error") and row["lasting"]:
-                raise Bad("source", "%s: %s" % (job["hub"]["repo"], row["error"]))
             if row.get("error"):
+                if row["lasting"]:
+                    raise Bad("source", "%s: %s" % (wish["repo"], row["error"]))
                 return row["error"]
             if row.get("path"):
                 return ""
-            if row.get("files") is not None and not asked:
-                asked, since = True, time.monotonic()
-                wanted = belonging(row["files"], job.get("files") or ())
-                if not wanted:
-                    raise Bad("source", "%s has no file of those that belong to the model" % job["hub"]["repo"])
-                total = sum(row["files"][path] or 0 for path in wanted)
-                room = os.statvfs(download.cache)
-                have = _bytes_of(download, wanted, row)
-                if total - have + headroom_for(total) > room.f_bavail * room.f_frsize:
-                    raise Bad(
-                        "room",
-                        "the disk of %s has %s free, and %s are still to come"
-                        % (download.cache, size_of(room.f_bavail * room.f_frsize), size_of(total - have)),
-                    )
-                teller.begin("download", total, have)
-                told = True
-                base = came - have
-                download.send(wanted)
+            if row.get("files") is not None and base is None:
+                have = _ask_for(download, wish, job, row, teller)
+                base, since = came - have, time.monotonic()
         if over:
-            return "the download ended: %s" % (
-                " ".join(download.said[-1].split())[:300]
-                if download.said
-                else "status %d" % download.process.returncode
-            )
+            said = " ".join(download.said[-1].split())[:300] if download.said else ""
+            return "the download ended: %s" % (said or "status %d" % download.process.returncode)
         if came != seen:
-            if told:
+            if base is not None:
                 teller.add(came - base - teller.done)
             seen, since = came, time.monotonic()
         if time.monotonic() - since > stall_s:
@@ -1704,34 +1681,45 @@ def _follow(download, job, teller, stall_s):
         time.sleep(0.2)
 
 
-def _bytes_of(download, wanted, row):
-    folder = os.path.join(os.path.dirname(download.blobs), "snapshots", row["commit"])
-    total = 0
+def _ask_for(download, wish, job, row, teller):
+    """Says which files are wanted, when the disk has room for them. Returns the bytes that are there already."""
+    wanted = belonging(row["files"], job.get("files") or ())
+    if not wanted:
+        raise Bad("source", "%s has no file of those that belong to the model" % wish["repo"])
+    folder = wish["local_dir"] or os.path.join(download.root, "snapshots", row["commit"])
+    total = have = 0
     for path in wanted:
+        size = row["files"][path] or 0
+        total += size
         try:
-            total += min(os.stat(os.path.join(folder, path)).st_size, row["files"][path] or 0)
+            have += min(os.stat(os.path.join(folder, path)).st_size, size)
         except OSError:
             pass
-    return total
+    seen = os.statvfs(wish["cache"])
+    free = seen.f_bavail * seen.f_frsize
+    if total - have + headroom_for(total) > free:
+        words = "the disk of %s has %s free, and %s are still to come" % (
+            wish["cache"],
+            size_of(free),
+            size_of(total - have),
+        )
+        raise Bad("room", words)
+    teller.begin("download", total, have)
+    download.send(wanted)
+    return have
 
 
-def _cache_in(source):
-    """The cache that `source` names, where it names one."""
-    if not source:
-        return None
-    source = os.path.expanduser(source).rstrip("/")
-    if os.path.basename(source).startswith("models--"):
-        return os.path.dirname(source)
-    return os.path.join(source, "hub") if os.path.isdir(os.path.join(source, "hub")) else source
-
-
-def _put_away_damaged(job, cache):
+def _put_away_damaged(job):
     """The library takes a file that is there for a good one. Those that are too short, too long or changed go."""
-    listing = source_listing(job.get("source"), job["hub"])
-    if listing["kind"] != "hub":
-        return
+    listing = listing_of(job["to"]) if job.get("in_place") else source_listing(job.get("source"), job["hub"])
     verdict = judge(listing, job.get("files") or ())
-    for path in [one["path"] for one in verdict["wrong"]] + list(job.get("damaged") or ()):
+    bad = [one["path"] for one in verdict["wrong"]] + list(job.get("damaged") or ())
+    for path in bad if job.get("in_place") else ():
+        for one in (path, os.path.join(".cache/huggingface/download", path + ".metadata")):
+            remove(os.path.join(job["to"], one))
+    if listing["kind"] != "hub" or "repository" not in listing:
+        return
+    for path in bad:
         full = os.path.join(listing["path"], path)
         real = os.path.realpath(full)
         if os.path.dirname(real) == os.path.join(os.path.realpath(listing["repository"]), "blobs"):
@@ -1845,10 +1833,10 @@ class Model:
 
     def look(self, whole=False):
         """Copy and source as they are. `whole`: SHA-256 of the copy, or of the source where there is no copy."""
-        self.copy, self.manifest, listing = look_at_copy(self.to)
-        if whole and self.manifest:
+        self.copy, self.manifest, listing = look_at_copy(self.to, self.patterns)
+        if whole and (self.manifest or self.job.get("in_place")):
             self.read_whole("verifying", listing, self.copy)
-            self.copy = judge_copy(listing, self.manifest)
+            self.copy = judge_copy(listing, self.manifest) if self.manifest else judge(listing, self.patterns)
         self.look_at_source(whole and self.copy["state"] == "absent")
         self.stale = ""
         if self.manifest and self.source and self.source["state"] == "complete":
@@ -1858,6 +1846,8 @@ class Model:
     def look_at_source(self, whole=False):
         job = self.job
         self.source = self.listing = None
+        if job.get("in_place"):
+            return
         if str(job.get("source") or "").startswith("ssh://"):
             self.far = self.far or Far(job["source"], job, float(job.get("stall_s") or 120))
             try:
@@ -1939,87 +1929,80 @@ class Model:
 
     def stage(self):
         self.look(bool(self.job.get("verify")))
+        if self.job.get("in_place"):
+            return self.bring()
         if self.copy["state"] == "staged" and not self.stale:
             remove(self.staging)
             self.said["begun_bytes"] = 0
-            return
-        _, kind = mount_under(self.to)
-        if kind not in IN_MEMORY and not self.job.get("anywhere"):
-            raise Bad(
-                "room", "%s is not in memory: no tmpfs is mounted there, and it is not copied to a disk" % self.parent
-            )
-        for again in (False, True):
-            self.have_source()
-            try:
-                damaged = self.fill()
-            except BrokenPipeError:
-                raise  # nobody listens any more
-            except OSError as error:
-                raise Bad("room", "%s: %s" % (error.filename or self.staging, error.strerror)) from None
-            if not damaged:
-                break
-            words = "%s: %s of %s not the one it has to have: damaged where it comes from" % (
-                self.source.get("place"),
-                "the SHA-256",
-                ", ".join(damaged) + " is",
-            )
-            for one in damaged:
-                self.source["wrong"].append(
-                    {"path": one, "bytes": None, "why": "its contents are not what its digest says", "kind": "corrupt"}
-                )
-            self.source["files"] = [one for one in self.source["files"] if one["path"] not in damaged]
-            self.source["state"] = "corrupt"
-            self.report()
-            if again or not self.can_fetch():
-                raise Bad("source", words)
-            self.teller.say(words + "; it is downloaded again")
-            self.job["damaged"] = damaged
-            self.download()
+            return None
+        if mount_under(self.to)[1] not in IN_MEMORY:
+            raise Bad("room", "%s is not in memory: no tmpfs is mounted there, and a disk is not filled" % self.parent)
+        self.have_source()
+        if damaged := self.fill():
+            self.give_up_or_download(damaged)
+            if damaged := self.fill():
+                raise Bad("source", self.damaged_in_words(damaged))
         self.look()
         if self.copy["state"] != "staged":
-            raise Bad("room", "%s is not as it was put there: %s" % (self.to, self.copy["state"]))
+            raise Bad("room", "%s is not as it was put there: %s" % (self.to, missing_in_words(self.copy)))
         self.said["did"] = "staged"
+        return None
+
+    def bring(self):
+        """A model that servers find on a disk: at most it is downloaded there."""
+        if self.copy["state"] in ("complete", "staged"):
+            return
+        if not self.job.get("hub") or not self.job.get("download", True):
+            raise Bad("source", "%s is %s: %s" % (self.to, self.copy["state"], missing_in_words(self.copy)))
+        self.job["damaged"] = [one["path"] for one in self.copy["wrong"]]
+        self.download()
+        self.look()
+        if self.copy["state"] != "complete":
+            words = (self.to, self.copy["state"], missing_in_words(self.copy))
+            raise Bad("source", "%s is %s after the download: %s" % words)
 
     def can_fetch(self):
-        return (
-            bool(self.job.get("hub"))
-            and self.job.get("download", True)
-            and self.far is None
-            and (self.listing is None or self.listing["kind"] == "hub")
-        )
+        hub = self.listing is None or self.listing["kind"] == "hub"
+        return bool(self.job.get("hub")) and self.job.get("download", True) and self.far is None and hub
 
     def have_source(self):
-        if self.source and self.source["state"] == "complete":
-            return
+        name = self.job.get("model") or self.to
         if self.source is None:
-            raise Bad(
-                "source",
-                "%s: nothing says where it comes from: give it a `source` or a `hub`"
-                % (self.job.get("model") or self.to),
-            )
-        if not self.can_fetch():
-            raise Bad(
-                "source",
-                "%s is %s: %s" % (self.source.get("place"), self.source["state"], missing_in_words(self.source)),
-            )
-        self.download()
-        if self.source["state"] != "complete":
-            raise Bad(
-                "source",
-                "%s is %s after the download: %s"
-                % (self.source["place"], self.source["state"], missing_in_words(self.source)),
-            )
+            raise Bad("source", "%s: nothing says where it comes from: give it a `source` or a `hub`" % name)
+        for after in ("", " after the download"):
+            if self.source["state"] == "complete":
+                return
+            if after or not self.can_fetch():
+                words = (self.source.get("place"), self.source["state"], after, missing_in_words(self.source))
+                raise Bad("source", "%s is %s%s: %s" % words)
+            self.download()
 
     def download(self):
-        self.teller.say(
-            "%s: %s in the cache; downloads %s"
-            % (self.job.get("model") or self.to, self.source["state"], self.job["hub"]["repo"])
-        )
+        repo = self.job["hub"]["repo"]
+        self.teller.say("%s: %s; downloads %s" % (self.job.get("model") or self.to, self.said["state"], repo))
         fetch(self.job, self.teller)
         self.job.pop("damaged", None)
         self.look_at_source()
         self.said["did"] = "downloaded"
         self.report()
+
+    def damaged_in_words(self, paths):
+        which = "%s is" % paths[0] if len(paths) == 1 else "%s and %d more are" % (paths[0], len(paths) - 1)
+        return "%s: %s damaged: its bytes are not those its digest says" % (self.source.get("place"), which)
+
+    def give_up_or_download(self, damaged):
+        """The source has files whose bytes are not what they have to be."""
+        why = "its bytes are not those its digest says"
+        self.source["wrong"] += [{"path": path, "bytes": None, "why": why, "kind": "corrupt"} for path in damaged]
+        self.source["files"] = [one for one in self.source["files"] if one["path"] not in damaged]
+        self.source["state"] = "corrupt"
+        self.report()
+        if not self.can_fetch():
+            raise Bad("source", self.damaged_in_words(damaged))
+        self.teller.say(self.damaged_in_words(damaged) + "; downloaded again")
+        self.job["damaged"] = damaged
+        self.download()
+        self.have_source()
 
     def fill(self):
         """Copies and publishes. Returns the paths whose bytes are not what their digests say."""
