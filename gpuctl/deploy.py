@@ -79,6 +79,37 @@ def tune(
     return play("tune", inventory.source, [machine.name], variables, check=check, on_step=on_step)
 
 
+def mount(
+    wanted: Sequence[render.Tmpfs],
+    inventory: Inventory,
+    machine: Machine,
+    *,
+    check: bool = False,
+    undo: bool = False,
+    on_step: Watching = _nobody,
+) -> Outcome:
+    """Mounts memory file systems, now and at each boot; one that is mounted takes a new size and keeps what is in it.
+
+    `undo` takes them away, with what is in them. Raises CannotRender.
+    """
+    variables = {"tmpfs_files": [render.tmpfs(one).as_vars() for one in wanted], "undo": undo}
+    return play("tmpfs", inventory.source, [machine.name], variables, check=check, on_step=on_step)
+
+
+def stage_at_boot(
+    files: Sequence[File],
+    inventory: Inventory,
+    machine: Machine,
+    *,
+    check: bool = False,
+    undo: bool = False,
+    on_step: Watching = _nobody,
+) -> Outcome:
+    """Places what fills models into memory at each boot (`staging.boot_files`), and starts nothing now."""
+    variables = {"stage_files": [file.as_vars() for file in files], "undo": undo}
+    return play("stage", inventory.source, [machine.name], variables, check=check, on_step=on_step)
+
+
 def unit_of(
     start: Start, server: Server, *, models: Sequence[str] = (), argv: Sequence[str] | None = None, boot: bool = False
 ) -> File:

@@ -277,6 +277,7 @@ def stage(model: str, job: Mapping[str, Any], mount: str, agent: str) -> tuple[F
             f"StandardInput=file:{path}",
             f"ExecStart=/usr/bin/python3 {LIB}/stage.py",
             "Restart=on-failure",
+            "RestartPreventExitStatus=2",
             "RestartSec=30",
             "TimeoutStartSec=infinity",
         ],

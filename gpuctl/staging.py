@@ -1,11 +1,13 @@
 """Models on machines: in what state each is, and filling it into memory. What moves bytes is agent/stage.py.
 
 `look` and `stage` ask one machine through its transport; both answer with a `Found`. `tmpfs_for` and `boot_files` say
-what has to be placed so that the memory file system is there and filled again at each boot; deploy.py places it.
+what has to be placed so that the memory file system is there and filled again at each boot. `plan` looks at several
+models of a machine and says what would change; `carry_out` does it, placing by playbooks.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -16,13 +18,18 @@ from typing import Any
 
 from gpuctl.agent import stage as program
 from gpuctl.agent.stage import size_of
-from gpuctl.config import Model, Server
+from gpuctl.config import Inventory, Model, Server
+from gpuctl.hosts import Inventory as Machines
 from gpuctl.hosts import Machine
+from gpuctl.playbook import Outcome, Step
 from gpuctl.render import File, Tmpfs
 from gpuctl.transport import Transport, TransportError, agent
 from gpuctl.transport.agents import AGENTS
 
-__all__ = ["Found", "Progress", "StagingError", "boot_files", "job_for", "look", "node_limits", "stage", "tmpfs_for"]
+__all__ = [
+    *("Found", "Plan", "Progress", "StagingError", "boot_files", "carry_out", "fetch", "job_for", "look"),
+    *("node_limits", "plan", "preview", "stage", "tmpfs_for"),
+]
 
 Progress = Mapping[str, Any]  # {"type": "progress", "what", "bytes", "of", "rate", "eta_s"} or {"type": "note", "text"}
 _LOOK_S = 300.0  # headers of a thousand files on a slow disk
@@ -92,7 +99,9 @@ def job_for(name: str, model: Model, machine: Machine, servers: Mapping[str, Ser
     if model.files:
         job["files"] = list(model.files)
     users = [one for one in (servers or {}).values() if name in (one.model, one.draft)]
-    job["caches"] = _environments(users)
+    compiling = [one for one in users if one.engine in ("sglang", "vllm")]  # their kernels come from Python
+    if compiling:
+        job["caches"] = _environments(compiling)
     if not model.stage:
         job["in_place"] = True
     elif model.source:
@@ -117,7 +126,7 @@ def _environments(servers: Iterable[Server]) -> list[dict[str, Any]]:
         one = {"user": server.user, "env": env} if server.user else {"env": env}
         if one not in found:
             found.append(one)
-    return found or [{}]
+    return found
 
 
 def look(
@@ -156,6 +165,11 @@ def stage(
     asked |= {"limits": list(limits)} if limits else {}
     asked |= {"threads": threads} if threads else {}
     return _done(way, asked, on_progress, None)
+
+
+def fetch(way: Transport, job: Mapping[str, Any], *, on_progress: Callable[[Progress], None] | None = None) -> Found:
+    """Downloads what is missing of a model to the disk there; copies nothing. Raises StagingError, TransportError."""
+    return _done(way, {**job, "do": "fetch"}, on_progress, None)
 
 
 def _done(
@@ -292,3 +306,265 @@ def boot_files(job: Mapping[str, Any], folder: str) -> tuple[File, ...]:
     kept = {key: value for key, value in job.items() if key != "caches"}
     text = (AGENTS / "stage.py").read_text(encoding="utf-8")
     return render.stage(str(job["model"]), {**kept, "do": "stage"}, folder, text)
+
+
+# --- several models of a machine
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is on a machine, and what would change there. Nothing has been changed."""
+
+    machine: Machine
+    jobs: Mapping[str, Mapping[str, Any]]  # by model
+    found: Mapping[str, Found]
+    troubles: Mapping[str, StagingError]  # models nothing can be done for, and why
+    tmpfs: tuple[Tmpfs, ...] = ()  # to be mounted, or to take another size
+    files: tuple[File, ...] = ()  # to be placed for the boot
+    unsized: tuple[str, ...] = ()  # models that have to be downloaded before their tmpfs has a size
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """What would be done, one line each; empty: everything is as it has to be."""
+        lines = [f"mount {one.path}: {_in_words(one)}" for one in self.tmpfs]
+        units = [PurePosixPath(file.path).name for file in self.files if file.path.endswith(".service")]
+        lines += [f"place {', '.join(units)}: staged at each boot"] if units else []
+        for name, found in self.found.items():
+            if found.well or name in self.troubles:
+                continue
+            source = found.raw.get("source")
+            hub = self.jobs[name].get("hub") or {}
+            if (source and source["state"] != "complete") or (source is None and hub):
+                lines.append(f"download {hub.get('repo', '')} for {name}")
+            if source is not None:
+                size = f", {size_of(found.source_bytes)}" if found.source_bytes else ""
+                lines.append(f"stage {name} into {found.path}{size}")
+        return tuple(lines)
+
+
+def _in_words(one: Tmpfs) -> str:
+    more = [f"NUMA {one.policy}"] if one.policy else []
+    more += [f"huge pages {one.huge}"] if one.huge else []
+    return ", ".join([f"tmpfs of {one.size_bytes / GIB:.4g} GiB", *more])
+
+
+def plan(
+    known: Inventory,
+    machine: Machine,
+    way: Transport,
+    names: Sequence[str],
+    *,
+    verify: bool = False,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Plan:
+    """Looks at these models of the inventory on a machine, and at what is placed there. Raises TransportError.
+
+    Others that are staged into the same memory file system are looked at for its size.
+    """
+    jobs: dict[str, Mapping[str, Any]] = {}
+    found: dict[str, Found] = {}
+    troubles: dict[str, StagingError] = {}
+    folders = {_folder(known.models[name].path) for name in names if known.models[name].stage}
+    beside = [
+        name for name, one in known.models.items() if one.stage and _folder(one.path) in folders and name not in names
+    ]
+    for name in [*names, *beside]:
+        try:
+            jobs[name] = job_for(name, known.models[name], machine, known.servers)
+            found[name] = look(way, jobs[name], verify=verify and name in names, on_progress=on_progress)
+            if (error := _hopeless(name, jobs[name], found[name])) is not None:
+                troubles[name] = error
+        except StagingError as error:
+            troubles[name] = error
+    staged = {name: one for name, one in found.items() if one.in_memory}
+    tmpfs, files, unsized = _to_place(machine, way, names, jobs, staged, troubles)
+    return Plan(
+        machine,
+        {name: jobs[name] for name in names if name in jobs},
+        {name: found[name] for name in names if name in found},
+        {name: error for name, error in troubles.items() if name in names},
+        tmpfs,
+        files,
+        unsized,
+    )
+
+
+def _folder(path: str) -> str:
+    return str(PurePosixPath(path).parent)
+
+
+def _hopeless(name: str, job: Mapping[str, Any], found: Found) -> StagingError | None:
+    """Why no download and no copying can bring this model, where that is known."""
+    source = found.raw.get("source")
+    if found.well or job.get("hub"):
+        return None
+    if source is None:
+        what = f"{found.path} is {found.state}" if not found.in_memory else "nothing says where it comes from"
+        return StagingError("source", f"{name}: {what}; give it a `hub` or a `source` in models.yml", found)
+    if source["state"] == "complete":
+        return None
+    notes = "; ".join(source["notes"])
+    kind = "way" if source["state"] == "unknown" else "source"
+    return StagingError(kind, f"{name}: {source['place']}: {source['state']}{': ' if notes else ''}{notes}", found)
+
+
+_PLACED = """
+[ -d /run/systemd/system ] && [ "$(id -u)" = 0 ] && echo systemd
+n=$1; shift
+while [ "$n" -gt 0 ]; do sha256sum -- "$1" 2>/dev/null; shift; n=$((n-1)); done
+echo
+[ $# -gt 0 ] && systemctl show --property=Id,FragmentPath,SourcePath,UnitFileState -- "$@" 2>/dev/null
+exit 0
+"""
+
+
+def _to_place(
+    machine: Machine,
+    way: Transport,
+    names: Sequence[str],
+    jobs: Mapping[str, Mapping[str, Any]],
+    staged: Mapping[str, Found],
+    troubles: dict[str, StagingError],
+) -> tuple[tuple[Tmpfs, ...], tuple[File, ...], tuple[str, ...]]:
+    """Memory file systems and files that are not there as they have to be, and models without a size yet."""
+    from gpuctl import render
+
+    tmpfs: dict[str, Tmpfs] = {}
+    units: dict[str, File] = {}
+    files: list[tuple[File, ...]] = []
+    unsized: list[str] = []
+    for name in (name for name in names if name in staged):
+        folder = _folder(staged[name].path)
+        mount = staged[name].raw["mount"]
+        try:
+            files.append(boot_files(jobs[name], folder))
+            theirs = mount["in_memory"] and not mount["shared"] and mount["point"] != folder
+            if folder in tmpfs or (theirs and folder not in (machine.vars.get("gpuctl_tmpfs") or {})):
+                continue  # it lies in a memory file system that somebody has made for it
+            if staged[name].source_bytes is None and jobs[name].get("hub"):
+                unsized.append(name)
+            alike = [one for one in staged.values() if _folder(one.path) == folder]
+            known = [one for one in alike if one.source_bytes is not None or one is staged[name]]
+            tmpfs[folder] = tmpfs_for(machine, folder, known)
+            units[folder] = render.tmpfs(tmpfs[folder])
+        except StagingError as error:
+            if name not in unsized:
+                troubles.setdefault(name, error)
+        except render.CannotRender as error:
+            troubles.setdefault(name, StagingError("job", f"{machine.name}: {name}: {error}"))
+    if not files:
+        return (), (), ()
+    paths = list(dict.fromkeys([file.path for several in files for file in several] + [u.path for u in units.values()]))
+    services = [PurePosixPath(path).name for path in paths if path.endswith((".service", ".mount")) and "@" not in path]
+    asked = ["sh", "-c", _PLACED, "sh", str(len(paths)), *paths, *services]
+    there, shown, systemd = read_placed(way.run(asked, timeout=60).text)
+    if not systemd:
+        for name in (name for name in names if name in staged and name not in troubles):
+            mount, folder = staged[name].raw["mount"], _folder(staged[name].path)
+            if not mount["in_memory"] or mount["shared"]:
+                size = f"-o size={tmpfs[folder].size_bytes} " if folder in tmpfs else ""
+                by_hand = f"mkdir -p {folder}; mount -t tmpfs {size}tmpfs {folder}"
+                why = f"there is no tmpfs at {folder}, and no systemd (as root) to mount one; by hand: {by_hand}"
+                troubles[name] = StagingError("room", f"{machine.name}: {name}: {why}", staged[name])
+        return (), (), tuple(unsized)
+
+    def in_place(file: File) -> bool:
+        unit = shown.get(PurePosixPath(file.path).name, {})
+        started = "@" in file.path or unit.get("UnitFileState", "enabled") == "enabled"
+        return there.get(file.path) == hashlib.sha256(file.text.encode()).hexdigest() and started
+
+    wanted = []
+    for folder, one in tmpfs.items():
+        unit = shown.get(PurePosixPath(units[folder].path).name, {})
+        if unit.get("SourcePath") == "/etc/fstab":
+            continue  # the user's own
+        mounted = any(found.raw["mount"]["point"] == folder for found in staged.values())
+        if not mounted or not in_place(units[folder]):
+            wanted.append(one)
+    missing = [file for several in files if not all(in_place(file) for file in several) for file in several]
+    return tuple(wanted), tuple({file.path: file for file in missing}.values()), tuple(unsized)
+
+
+def read_placed(text: str) -> tuple[dict[str, str], dict[str, dict[str, str]], bool]:
+    """({path: SHA-256}, {unit: its properties}, whether there is a systemd that we may use) of what `_PLACED` says."""
+    there = {path: digest for digest, path in re.findall(r"^([0-9a-f]{64}) [ *](/.*)$", text, re.M)}
+    shown: dict[str, dict[str, str]] = {}
+    for block in re.split(r"\n\n+", text):
+        properties = dict(re.findall(r"^([A-Z][A-Za-z]+)=(.*)$", block, re.M))
+        if "Id" in properties:
+            shown[properties["Id"]] = properties
+    return there, shown, bool(re.search(r"^systemd$", text, re.M))
+
+
+def preview(plan_: Plan, machines: Machines, *, on_step: Callable[[Step], None] = lambda step: None) -> list[Outcome]:
+    """What the playbooks would change, in check mode."""
+    from gpuctl import deploy
+
+    done = []
+    if plan_.tmpfs:
+        done.append(deploy.mount(plan_.tmpfs, machines, plan_.machine, check=True, on_step=on_step))
+    if plan_.files:
+        done.append(deploy.stage_at_boot(plan_.files, machines, plan_.machine, check=True, on_step=on_step))
+    return done
+
+
+def carry_out(
+    plan_: Plan,
+    known: Inventory,
+    machines: Machines,
+    way: Transport,
+    *,
+    verify: bool = False,
+    hash_: bool = True,
+    drop_old: bool = False,
+    threads: int | None = None,
+    boot: bool = True,
+    limits: Sequence[Mapping[str, Any]] = (),
+    on_step: Callable[[Step], None] = lambda step: None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> dict[str, Found | StagingError]:
+    """Downloads, mounts, places (`boot`), copies and verifies; what became of each model. What is well is not touched.
+
+    `verify` and the others as in `stage`. Raises TransportError.
+    """
+    from gpuctl import deploy
+
+    names = list(dict.fromkeys([*plan_.found, *plan_.troubles]))
+    ended: dict[str, Found | StagingError] = dict(plan_.troubles)
+    if plan_.unsized:
+        for name in plan_.unsized:
+            try:
+                fetch(way, plan_.jobs[name], on_progress=on_progress)
+            except StagingError as error:
+                ended[name] = error
+        plan_ = plan(known, plan_.machine, way, [name for name in names if name not in ended])
+        ended |= plan_.troubles
+    outcomes = []
+    if plan_.tmpfs:
+        outcomes.append(deploy.mount(plan_.tmpfs, machines, plan_.machine, on_step=on_step))
+    if plan_.files and boot:
+        outcomes.append(deploy.stage_at_boot(plan_.files, machines, plan_.machine, on_step=on_step))
+    failed = next((done.why for done in outcomes if not done.well), "")
+    for name in names:
+        if name in ended:
+            continue
+        found = plan_.found[name]
+        if failed:
+            ended[name] = StagingError("room", failed, found)
+        elif found.well and not verify:
+            ended[name] = found
+        else:
+            try:
+                ended[name] = stage(
+                    way,
+                    plan_.jobs[name],
+                    verify=verify,
+                    hash_=hash_,
+                    drop_old=drop_old,
+                    limits=limits,
+                    threads=threads,
+                    on_progress=on_progress,
+                )
+            except StagingError as error:
+                ended[name] = error
+    return {name: ended[name] for name in names}

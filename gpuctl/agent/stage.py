@@ -100,21 +100,30 @@ def tensors(head, size):
     try:
         header = json.loads(head[8 : 8 + length].decode("utf-8"))
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        places = sorted((*entry["data_offsets"], entry["dtype"], entry["shape"]) for entry in entries.values())
+        places = sorted(((*_place(entry), name) for name, entry in entries.items()), key=lambda one: one[:2])
     except (ValueError, AttributeError, KeyError, TypeError):
         raise BadHeader("the header is not readable") from None
     at = 0
-    for begin, end, dtype, shape in places:
+    for begin, end, bits, name in places:
         if begin != at or end < begin:
             raise BadHeader("the header leaves a hole at byte %d" % at)
-        bits = DTYPE_BITS.get(dtype)
-        if bits:
-            for length_ in shape:
-                bits *= length_
-            if bits != (end - begin) * 8:
-                raise BadHeader("a tensor of the header does not fit its place")
+        if bits is not None and bits != (end - begin) * 8:
+            raise BadHeader("a tensor of the header does not fit its place: %s" % ascii(name))
         at = end
     return sorted(entries), 8 + length + at
+
+
+def _place(entry):
+    """(begin, end, bits of its shape or None) of a tensor in a header. Raises ValueError, KeyError, TypeError."""
+    begin, end = entry["data_offsets"]
+    numbers = [begin, end, *entry["shape"]]
+    if any(type(number) is not int or number < 0 for number in numbers):
+        raise ValueError
+    bits = DTYPE_BITS.get(entry["dtype"])
+    if bits is not None:
+        for number in entry["shape"]:
+            bits *= number
+    return begin, end, bits
 
 
 def looks_like(head):
@@ -727,26 +736,23 @@ def cgroup_limit(folder: str, unified: bool, read: Any) -> dict[str, Any] | None
 
 
 def mount_of(folder):
-    """What a folder, which need not be there, is on: {"point", "kind", "in_memory", "bytes", "used"}."""
+    """What a folder, which need not be there, is on: {"point", "kind", "in_memory", "shared", "bytes", "used"}.
+
+    `shared`: a memory file system that the system needs for itself.
+    """
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
     point, kind = mount_under(folder)
     seen = os.statvfs(folder)
     whole = seen.f_blocks * seen.f_frsize
     used = whole - seen.f_bfree * seen.f_frsize
-    nodes = (
-        [name for name in os.listdir("/sys/devices/system/node") if re.fullmatch(r"node\d+", name)]
-        if os.path.isdir("/sys/devices/system/node")
-        else []
-    )
+    places = "/sys/devices/system/node"
+    nodes = [name for name in os.listdir(places) if re.fullmatch(r"node\d+", name)] if os.path.isdir(places) else []
+    shared = point in ("/", "/run", "/run/lock", "/tmp", "/dev") or point.startswith("/run/user/")
     return {
-        "point": point,
-        "kind": kind,
-        "in_memory": kind in IN_MEMORY,
-        "bytes": whole,
-        "used": used,
+        "point": point, "kind": kind, "in_memory": kind in IN_MEMORY, "shared": shared, "bytes": whole, "used": used,
         "numa_nodes": len(nodes),
-    }
+    }  # fmt: skip
 
 
 def limits_at(folder):
@@ -1489,10 +1495,10 @@ constants.DOWNLOAD_CHUNK_SIZE = 1 << 20  # progress can be seen every MiB, not e
 def told(error):
     kind = type(error).__name__
     text = " ".join(str(error).split())
-    lasting = kind in (
-        "RepositoryNotFoundError", "GatedRepoError", "RevisionNotFoundError", "DisabledRepoError", "HFValidationError"
-    )
-    print(json.dumps({"error": kind + ": " + text[:400], "lasting": lasting}), flush=True)
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    lasting = kind == "HFValidationError" or status in (400, 401, 403, 404, 410, 451)
+    text = text.split(" For more information")[0].split(" For more details")[0]
+    print(json.dumps({"error": kind + ": " + text[:300], "lasting": lasting}), flush=True)
     sys.exit(1)
 try:
     info = huggingface_hub.HfApi().repo_info(job["repo"], revision=job["revision"], files_metadata=True)
@@ -1753,7 +1759,7 @@ def caches(job):
     found, told = [], set()
     emptied = any(re.search(r"^D!?\s+/tmp\s", read_text(path) or "", re.M) for path in tmpfiles())
     table = mounts()
-    for one in job.get("caches") or [{}]:
+    for one in job.get("caches") or []:
         user = one.get("user") or pwd.getpwuid(os.geteuid()).pw_name
         try:
             home = pwd.getpwnam(user).pw_dir
@@ -1935,12 +1941,24 @@ class Model:
             remove(self.staging)
             self.said["begun_bytes"] = 0
             return None
-        if mount_under(self.to)[1] not in IN_MEMORY:
+        mount = mount_of(self.parent)
+        if not mount["in_memory"]:
             raise Bad("room", "%s is not in memory: no tmpfs is mounted there, and a disk is not filled" % self.parent)
+        if mount["shared"]:
+            raise Bad(
+                "room", "%s lies in %s of the system, and needs a tmpfs of its own" % (self.parent, mount["point"])
+            )
         self.have_source()
         if damaged := self.fill():
-            self.give_up_or_download(damaged)
+            self.condemn(damaged)
+            if not self.can_fetch():
+                raise Bad("source", self.damaged_in_words(damaged))
+            self.teller.say(self.damaged_in_words(damaged) + "; downloaded again")
+            self.job["damaged"] = damaged
+            self.download()
+            self.have_source()
             if damaged := self.fill():
+                self.condemn(damaged)
                 raise Bad("source", self.damaged_in_words(damaged))
         self.look()
         if self.copy["state"] != "staged":
@@ -1960,6 +1978,14 @@ class Model:
         if self.copy["state"] != "complete":
             words = (self.to, self.copy["state"], missing_in_words(self.copy))
             raise Bad("source", "%s is %s after the download: %s" % words)
+
+    def fetch(self):
+        """Only the download, where there is something to download."""
+        self.look()
+        if self.job.get("in_place"):
+            self.bring()
+        else:
+            self.have_source()
 
     def can_fetch(self):
         hub = self.listing is None or self.listing["kind"] == "hub"
@@ -1990,19 +2016,13 @@ class Model:
         which = "%s is" % paths[0] if len(paths) == 1 else "%s and %d more are" % (paths[0], len(paths) - 1)
         return "%s: %s damaged: its bytes are not those its digest says" % (self.source.get("place"), which)
 
-    def give_up_or_download(self, damaged):
+    def condemn(self, damaged):
         """The source has files whose bytes are not what they have to be."""
         why = "its bytes are not those its digest says"
         self.source["wrong"] += [{"path": path, "bytes": None, "why": why, "kind": "corrupt"} for path in damaged]
         self.source["files"] = [one for one in self.source["files"] if one["path"] not in damaged]
         self.source["state"] = "corrupt"
         self.report()
-        if not self.can_fetch():
-            raise Bad("source", self.damaged_in_words(damaged))
-        self.teller.say(self.damaged_in_words(damaged) + "; downloaded again")
-        self.job["damaged"] = damaged
-        self.download()
-        self.have_source()
 
     def fill(self):
         """Copies and publishes. Returns the paths whose bytes are not what their digests say."""
@@ -2136,8 +2156,7 @@ def perform(job, teller):
         )
         with Lock(os.path.join(folder, "stage-%s.lock" % place), teller, float(job.get("wait_s") or 3600)):
             if do == "fetch":
-                model.look()
-                model.download()
+                model.fetch()
             else:
                 model.stage()
         return model.said
