@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from gpuctl import cells as cells_
-from gpuctl import deploy, hosts, plugins
+from gpuctl import deploy, hosts, plugins, together
 from gpuctl.cells import Cell
 from gpuctl.config import Inventory, Model, PhasePlan, Server
 from gpuctl.engines import Launch, environment
@@ -100,7 +100,11 @@ class _Todo:
 
 def target(inventory: Inventory, name: str) -> Target:
     """The machine of that name in the inventory's hosts.yml. Raises hosts.BadInventory."""
-    machines = hosts.load(inventory.folder)
+    return target_of(hosts.load(inventory.folder), name)
+
+
+def target_of(machines: hosts.Inventory, name: str) -> Target:
+    """A machine of those. Raises hosts.BadInventory."""
     (machine, *_) = machines.chosen([name])
     ways = hosts.transports(machines)
     way, node = ways[machine.name], ways.get(machine.node or "")
@@ -121,6 +125,7 @@ def bench(
     outcome = Outcome()
     tell("phase", phase=plan.name, title=plan.title, servers=len(by_server), cells=sum(map(len, by_server.values())))
     launches = {name: _launch(inventory, name, target) for name in by_server}
+    _check_places(launches, target)
     if not options.check:
         run.put("campaign.json", _campaign(inventory, launches, {**run.commands(), phase: list(options.command)}))
         run.event("run_started", phase=phase, target=target.name)
@@ -322,6 +327,26 @@ def _keep(
 
 
 def _supervisor(inventory: Inventory, target: Target, survey: Mapping[str, Any]) -> Supervisor:
+    """Of the machine, and of those that servers also run on which it is the head of."""
+    head = _supervisor_of(inventory, target, survey)
+    if not survey["others"]:
+        return head
+    machines = hosts.load(inventory.folder)
+    others = {name: target_of(machines, name) for name in survey["others"]}
+    crews = {}
+    for name, server in inventory.servers.items():
+        if len(server.nodes) > 1 and server.nodes[0] == target.name and set(server.nodes[1:]) <= set(others):
+            engine = plugins.get("engines", server.engine)
+            ranks = [(node, _launch(inventory, name, others[node])) for node in server.nodes[1:]]
+            crews[unit_name(name)] = [
+                (node, engine.argv(together.ranked(launch, machines)[rank]))
+                for rank, (node, launch) in enumerate(ranks, 1)
+            ]
+    supervisors = {name: _supervisor_of(inventory, other, survey["others"][name]) for name, other in others.items()}
+    return together.Crews(head, supervisors, crews)
+
+
+def _supervisor_of(inventory: Inventory, target: Target, survey: Mapping[str, Any]) -> Supervisor:
     """systemd's units where there is one and we may use it, else supervised processes."""
     if not survey["machine"].get("systemd"):
         return Processes(target.transport, python=_agent_python(target))
@@ -397,7 +422,18 @@ def _launch(inventory: Inventory, name: str, target: Target) -> Launch:
         where = inventory.models[model].path
         return str(target.base / where) if target.base is not None and not where.startswith("~") else where
 
-    return Launch(name, server, path(server.model), path(server.draft), target.python)
+    launch = Launch(name, server, path(server.model), path(server.draft), target.python)
+    return together.ranked(launch, hosts.load(inventory.folder))[0] if len(server.nodes) > 1 else launch
+
+
+def _check_places(launches: Mapping[str, Launch], target: Target) -> None:
+    """A server that names its machines is measured on the first of them."""
+    for name, launch in launches.items():
+        nodes = launch.server.nodes
+        if nodes and nodes[0] != target.name:
+            raise BenchError(
+                f"{name} runs on {', '.join(nodes)}, not on {target.name}: -t {nodes[0]} measures it there"
+            )
 
 
 def _make_models(inventory: Inventory, launches: Mapping[str, Launch], tell: Tell) -> None:
@@ -421,7 +457,22 @@ def _make_models(inventory: Inventory, launches: Mapping[str, Launch], tell: Tel
 
 
 def _survey(target: Target, launches: Mapping[str, Launch], inventory: Inventory) -> dict[str, Any]:
-    """Models, packages and machine as they are now, in one round trip."""
+    """Models, packages and machine as they are now, in one round trip.
+
+    "others": the same of each further machine that one of the servers runs on.
+    """
+    answer = _survey_of(target, launches)
+    answer["others"] = {}
+    names = {node for launch in launches.values() for node in launch.server.nodes[1:]}
+    if names:
+        machines = hosts.load(inventory.folder)
+        for name in sorted(names):
+            its = {server: launch for server, launch in launches.items() if name in launch.server.nodes}
+            answer["others"][name] = _survey_of(target_of(machines, name), its)
+    return answer
+
+
+def _survey_of(target: Target, launches: Mapping[str, Launch]) -> dict[str, Any]:
     models = sorted({path for launch in launches.values() for path in (launch.model, launch.draft) if path})
     pythons: dict[str, set[str]] = {}
     for launch in launches.values():
@@ -454,7 +505,19 @@ LOAD_VERSION = hashlib.sha256((AGENTS / "load.py").read_bytes()).hexdigest()[:12
 
 def fingerprint(cell: Cell, launch: Launch, engine: ModuleType, survey: Mapping[str, Any]) -> dict[str, Any]:
     """Everything that can change the number of a cell, as far as the machine tells."""
-    server = launch.server
+    others = {name: _of_machine(launch, engine, survey["others"][name]) for name in launch.server.nodes[1:]}
+    return {
+        **_of_machine(launch, engine, survey),
+        **({"others": others} if others else {}),
+        "argv": list(engine.argv(launch)) or [launch.server.url],
+        "environment": environment(engine, launch),
+        "workload": cell.definition(),
+        "load_agent": LOAD_VERSION,
+    }
+
+
+def _of_machine(launch: Launch, engine: ModuleType, survey: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a fingerprint that a machine tells."""
     of_a_boot = {"boot_id", "pid1_start", "systemd"}
     machine = {key: value for key, value in survey["machine"].items() if key not in of_a_boot}
     # by their place on the bus, so that a difference names the card
@@ -462,12 +525,8 @@ def fingerprint(cell: Cell, launch: Launch, engine: ModuleType, survey: Mapping[
     return {
         "model": survey["models"].get(launch.model or "", {}).get("id"),
         "draft": survey["models"].get(launch.draft or "", {}).get("id"),
-        "engine": {"name": server.engine, **_versions(launch, engine, survey)},
-        "argv": list(engine.argv(launch)) or [server.url],
-        "environment": environment(engine, launch),
+        "engine": {"name": launch.server.engine, **_versions(launch, engine, survey)},
         "machine": machine,
-        "workload": cell.definition(),
-        "load_agent": LOAD_VERSION,
     }
 
 
@@ -613,10 +672,12 @@ def _stopped(up: Up, supervisor: Supervisor, guard: Guard) -> None:
 
 
 def _missing_model(launch: Launch, survey: Mapping[str, Any]) -> Failure | None:
-    for path in (launch.model, launch.draft):
-        error = survey["models"].get(path or "", {}).get("error")
-        if error:
-            return Failure("no_model", f"{launch.name}: {error}", advice="`gpuctl stage` brings a model to its place")
+    for where, found in (("", survey), *((f" on {name}", survey["others"][name]) for name in launch.server.nodes[1:])):
+        for path in (launch.model, launch.draft):
+            error = found["models"].get(path or "", {}).get("error")
+            if error:
+                advice = "`gpuctl stage` brings a model to its place"
+                return Failure("no_model", f"{launch.name}: {error}{where}", advice=advice)
     return None
 
 

@@ -66,7 +66,10 @@ class Server(_Strict):
     host: str = "127.0.0.1"
     port: int = Field(default=30000, ge=1, le=65535)
     url: str | None = None  # engine external: where it answers
-    nodes: list[str] = []  # boxes; more than one runs the engine's own multi-node mode
+    nodes: list[str] = []  # boxes; more than one runs the engine's own multi-node mode, the first one answers
+    meet: str | None = Field(
+        default=None, pattern=r"^(\[[0-9A-Fa-f:]+\]|[^\s:\[\]]+):\d{1,5}$"
+    )  # where those find each other
     user: str | None = None  # service user of the unit
     nccl: str | None = None  # profile of NCCL variables
     numa: str | None = None  # numactl arguments, tried before they are used
@@ -159,8 +162,12 @@ def _did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; there are: {', '.join(known[:12])}{' ...' if len(known) > 12 else ''}" if known else ""
 
 
-def load(folder: Path, *, engines: Iterable[str], workloads: Mapping[str, Any]) -> Inventory:
-    """Reads an inventory folder. `workloads` maps each known workload to its parameter type. Raises ConfigError."""
+def load(
+    folder: Path, *, engines: Iterable[str], workloads: Mapping[str, Any], multi_node: Iterable[str] = ()
+) -> Inventory:
+    """Reads an inventory folder. `workloads` maps each known workload to its parameter type; `multi_node` are engines
+    that run over several machines. Raises ConfigError.
+    """
     mistakes: list[str] = []
     texts: dict[str, str] = {}
     if not folder.is_dir():
@@ -175,8 +182,8 @@ def load(folder: Path, *, engines: Iterable[str], workloads: Mapping[str, Any]) 
             mistakes.append(f"{folder / name}: {reason}")
     if mistakes:
         raise ConfigError(mistakes)
-    check = _Checker(folder, mistakes)
-    check.document(texts["hosts.yml"], "hosts.yml")
+    check = _Checker(folder, mistakes, tuple(multi_node))
+    check.machines = _machine_names(check.document(texts["hosts.yml"], "hosts.yml")[0])
     models = check.mapping(texts["models.yml"], "models.yml", Model)
     servers = check.servers(texts["servers.yml"], models, tuple(engines))
     campaign, phases = check.phases(texts["phases.yml"], servers, workloads)
@@ -188,9 +195,11 @@ def load(folder: Path, *, engines: Iterable[str], workloads: Mapping[str, Any]) 
 class _Checker:
     """Collects mistakes with their places while the files are read."""
 
-    def __init__(self, folder: Path, mistakes: list[str]) -> None:
+    def __init__(self, folder: Path, mistakes: list[str], multi_node: tuple[str, ...]) -> None:
         self.folder = folder
         self.mistakes = mistakes
+        self.multi_node = multi_node
+        self.machines: set[str] | None = None  # names in hosts.yml; None where ranges make more of them
 
     def document(self, text: str, name: str) -> tuple[Any, Document]:
         try:
@@ -309,6 +318,17 @@ class _Checker:
                 self.say(places, (*path, "url"), "engine external needs the url where the server answers")
         elif server.model is None:
             self.say(places, (*path, "model"), "a server needs a model")
+        for index, node in enumerate(server.nodes):
+            where = (*path, "nodes", index)
+            if self.machines is not None and node not in self.machines:
+                self.say(places, where, f"no machine {node!r} in hosts.yml{_did_you_mean(node, self.machines)}")
+            elif node in server.nodes[:index]:
+                self.say(places, where, f"{node} a second time: a machine has one part of a server")
+        if len(server.nodes) > 1 and server.engine in engines and server.engine not in self.multi_node:
+            them = " and ".join(self.multi_node)
+            self.say(places, (*path, "nodes"), f"{server.engine} runs on one machine; over several run {them}")
+        if server.meet is not None and len(server.nodes) < 2:
+            self.say(places, (*path, "meet"), "only a server with several nodes needs it")
 
     def phases(
         self, text: str, servers: Mapping[str, Server], workloads: Mapping[str, Any]
@@ -362,6 +382,18 @@ class _Checker:
                 tuple(uses),
             )
         return raw.campaign, result
+
+
+def _machine_names(value: Any) -> set[str] | None:
+    """Names of machines in an Ansible inventory; None where there are ranges, which hosts.py reads."""
+    found: set[str] = set()
+    groups = list(value.values()) if isinstance(value, Mapping) else []
+    for group in groups:
+        if isinstance(group, Mapping):
+            hosts, children = group.get("hosts"), group.get("children")
+            found |= {str(name) for name in hosts} if isinstance(hosts, Mapping) else {hosts} if hosts else set()
+            groups += list(children.values()) if isinstance(children, Mapping) else []
+    return None if any("[" in name for name in found) else found
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

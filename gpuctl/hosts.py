@@ -2,8 +2,9 @@
 
 The groups `nodes` and `guests` say what a machine is. Used are the variables that say how to get there (ansible_host,
 ansible_port, ansible_user, ansible_ssh_private_key_file, ansible_ssh_common_args, ansible_become, ansible_connection:
-ssh, local or pct) and two of ours: gpuctl_node and gpuctl_vmid, a guest's node and its number there. Templates in them
-may use the machine's other variables, inventory_hostname and inventory_dir.
+ssh, local or pct) and three of ours: gpuctl_node and gpuctl_vmid, a guest's node and its number there, and
+gpuctl_address, where other machines reach it. Templates in them may use the machine's other variables,
+inventory_hostname and inventory_dir.
 
 `read` is pure; `load` reads the folder, `transports` makes the ways to the machines.
 """
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuctl.transport import Guest, Local, Ssh, Transport
+from gpuctl.transport.hops import settings
 from gpuctl.yamltext import Document, NotYaml, parse
 
 FILES = ("hosts.yml", "hosts.yaml")
@@ -412,6 +414,18 @@ def transports(inventory: Inventory, *, connect_timeout: float = 10.0) -> dict[s
                 connect_timeout=connect_timeout,
             )
     return ways
+
+
+def address(machine: Machine) -> str:
+    """Where other machines reach it: gpuctl_address, or what ssh makes of its name. Raises BadInventory."""
+    if given := machine.vars.get("gpuctl_address"):
+        return str(given)
+    found = ""
+    if machine.connection == "ssh":
+        found = (settings([*machine.options, "--", machine.host]).get("hostname") or [""])[0]
+    if not found or found == "localhost" or found.startswith(("127.", "::1")):
+        raise BadInventory([f"{machine.name}: give gpuctl_address, at which the other machines of a server reach it"])
+    return found
 
 
 def through_node(guest: Machine, ways: Mapping[str, Transport]) -> Transport:

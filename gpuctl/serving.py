@@ -88,6 +88,7 @@ def ended(kind: str, what: str, watch: Watch) -> Failure:
         if status is not None
         else str(end.get("why"))
     )
+    how += f" on {end['machine']}" if end.get("machine") else ""
     tail = tuple(line for line in list(watch.log_tail)[-12:] if line.strip())
     return Failure(kind, f"{what}: {how}", tail, exit_status=status, signal=signal)
 

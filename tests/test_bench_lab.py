@@ -155,3 +155,39 @@ def test_a_unit_that_is_killed_is_a_failure_with_its_signal_and_one_left_behind_
     assert code == 0, out + err
     assert "left running by an earlier run" in out
     assert desk.running() == ""
+
+
+TWO = """
+  two:
+    use: [sglang, qwen]
+    model: kimi-k2.6
+    flags: {tp-size: 4, context-length: 4096, mem-fraction-static: 0.8}
+    nodes: [ct200, ct210]
+"""
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("desk", ["ct200"], indirect=True)
+def test_a_server_over_two_machines_is_started_fails_and_is_stopped_together(desk):
+    other = ["systemctl", "is-active", "gpuctl-two"]
+    servers = desk.inventory / "servers.yml"
+    servers.write_text(servers.read_text() + TWO)
+    phases = desk.inventory / "phases.yml"
+    phases.write_text(phases.read_text().replace("tp1-auto", "two").replace(", tp1-starved", ""))
+    process = desk.start("bench", "tp1")
+    try:
+        desk.wait_for("server_ready")
+        argv = [desk.lab.check(guest, ["systemctl", "cat", "gpuctl-two"]) for guest in ("ct200", "ct210")]
+        assert ['"--node-rank" "0"' in argv[0], '"--node-rank" "1"' in argv[1]] == [True, True]
+        desk.lab.check("ct210", ["systemctl", "kill", "--signal=ABRT", "gpuctl-two"])
+        out, err = process.communicate(timeout=90)
+        failure = desk.records()["two"]["failure"]
+        assert (failure["kind"], failure["signal"]) == ("server_died", "SIGABRT"), out + err
+        assert "SIGABRT on ct210" in failure["summary"]
+        assert [desk.lab.run(guest, other).stdout.strip() == "active" for guest in ("ct200", "ct210")] == [False, False]
+        assert set(desk.records()["two"]["fingerprint"]["others"]) == {"ct210"}
+    finally:
+        process.kill()
+        script = "systemctl stop gpuctl-two; rm -f /etc/systemd/system/gpuctl-two.service; systemctl daemon-reload"
+        for guest in ("ct200", "ct210"):
+            desk.lab.run(guest, ["sh", "-c", script])

@@ -26,7 +26,7 @@ GOOD = {
 def load(folder: Path, **files: str) -> config.Inventory:
     for name, text in {**GOOD, **{f"{k}.yml": v for k, v in files.items()}}.items():
         (folder / name).write_text(text)
-    return config.load(folder, engines=plugins.names("engines"), workloads=WORKLOADS)
+    return config.load(folder, engines=plugins.names("engines"), workloads=WORKLOADS, multi_node=("sglang", "vllm"))
 
 
 def mistakes(folder: Path, **files: str) -> list[str]:
@@ -138,3 +138,30 @@ def test_no_structure_breaks_the_checker(tmp_path_factory, value):
             load(folder, **{name: text})
         except config.ConfigError as error:
             assert all("\n" not in line for line in error.mistakes)
+
+
+TWO = "all:\n  hosts:\n    ct200: {}\n  children:\n    more:\n      hosts:\n        ct210: {}\n"
+
+
+def test_a_server_may_run_on_several_machines(tmp_path):
+    text = "servers:\n  s: {engine: sglang, model: tiny, nodes: [ct200, ct210], meet: '10.0.0.1:5000'}\n"
+    phases = GOOD["phases.yml"].replace("plain", "s")
+    assert load(tmp_path, hosts=TWO, servers=text, phases=phases).servers["s"].nodes == ["ct200", "ct210"]
+
+
+@pytest.mark.parametrize(
+    ("server", "said"),
+    [
+        ("engine: sglang, nodes: [ct200, ct21]", "nodes.1: no machine 'ct21' in hosts.yml; did you mean 'ct210'?"),
+        ("engine: sglang, nodes: [ct200, ct200]", "nodes.1: ct200 a second time: a machine has one part of a server"),
+        (
+            "engine: llamacpp, nodes: [ct200, ct210]",
+            "nodes: llamacpp runs on one machine; over several run sglang and vllm",
+        ),
+        ("engine: sglang, nodes: [ct200], meet: 'a:1'", "meet: only a server with several nodes needs it"),
+        ("engine: sglang, nodes: [ct200, ct210], meet: nowhere", "meet: string should match pattern"),
+    ],
+)
+def test_what_cannot_run_on_several_machines_is_named(tmp_path, server, said):
+    found = mistakes(tmp_path, hosts=TWO, servers=f"servers:\n  plain: {{model: tiny, {server}}}\n")
+    assert [line for line in found if said in line], found

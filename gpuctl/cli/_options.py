@@ -56,4 +56,6 @@ def load_inventory(name: str) -> Inventory:
     from gpuctl import config, plugins
 
     workloads = {workload: plugins.get("workloads", workload).Parameters for workload in plugins.names("workloads")}
-    return config.load(folder(name), engines=plugins.names("engines"), workloads=workloads)
+    engines = plugins.names("engines")
+    multi_node = [engine for engine in engines if getattr(plugins.get("engines", engine), "MULTI_NODE", False)]
+    return config.load(folder(name), engines=engines, workloads=workloads, multi_node=multi_node)

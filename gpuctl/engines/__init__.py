@@ -7,6 +7,7 @@ An engine has
     IDENTITY             paths asked once it is ready, and identity(answers): who is answering
     FLUSH                (method, path) that empties its prefix cache, or None
     FIXED_LENGTH         body fields that make an answer exactly max_tokens long; ANY_LENGTH where it may end
+    MULTI_NODE           true where one server can run over several machines (Launch.ranks); may be left out
     VERSIONS             Python packages whose version can change a number
 What its log means (log.py) and how it uses memory lie beside it in the package.
 """

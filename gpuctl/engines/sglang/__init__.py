@@ -15,6 +15,7 @@ IDENTITY = ("/server_info", "/get_server_info", "/v1/models")
 FLUSH = ("POST", "/flush_cache")
 FIXED_LENGTH: Mapping[str, Any] = {"temperature": 0, "ignore_eos": True}
 ANY_LENGTH: Mapping[str, Any] = {"temperature": 0}
+MULTI_NODE = True
 VERSIONS = ("sglang", "sglang-kernel", "sgl-kernel", "flashinfer-python", "torch", "triton", "transformers",
             "compressed-tensors", "nvidia-nccl-cu12", "nvidia-nccl-cu13")  # fmt: skip
 

@@ -12,6 +12,7 @@ IDENTITY = ("/v1/models", "/version")
 FLUSH = ("POST", "/reset_prefix_cache")
 FIXED_LENGTH: Mapping[str, Any] = {"temperature": 0, "ignore_eos": True}
 ANY_LENGTH: Mapping[str, Any] = {"temperature": 0}
+MULTI_NODE = True
 VERSIONS = ("vllm", "flashinfer-python", "torch", "triton", "transformers", "compressed-tensors", "nvidia-nccl-cu12",
             "nvidia-nccl-cu13")  # fmt: skip
 

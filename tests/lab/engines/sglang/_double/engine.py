@@ -15,6 +15,8 @@ from sglang._double.faults import Faults, method
 from sglang._double.release import PACKAGE, RELEASE
 from sglang._double.settings import Refused, Settings
 
+_peers = []  # connections to the other nodes, open as long as we live
+
 
 class Child:
     def __init__(self, pid, name, channel=None):
@@ -80,13 +82,44 @@ def _cuda(namespace, known):
 def _serve(settings, faults):
     signal.signal(signal.SIGQUIT, _quit_while_starting)
     sys.stdout.flush()
-    schedulers = [_fork_rank(settings, faults, index) for index in range(settings.tp)]
+    here = settings.tp // settings["nnodes"]
+    _peers.extend(_meet_nodes(settings))
+    first = settings["node_rank"] * here
+    schedulers = [_fork_rank(settings, faults, index) for index in range(first, first + here)]
     detokenizer = _fork_idle("sglang::detokenizer", "detokenizer")
     children = [*schedulers, detokenizer]
     facts = _wait_until_ready(schedulers)
+    if settings["node_rank"]:
+        log.line(
+            "Dummy health check server started in background thread at %s:%s" % (settings["host"], settings["port"])
+        )
+        while all(child.poll() is None for child in children):
+            time.sleep(0.2)
+        process.kill_tree()
     from sglang._double.http import Server
 
     Server(settings, faults, children, facts).run()
+
+
+def _meet_nodes(settings):
+    """Waits until every node is at dist_init_addr, as torch.distributed does. Returns the connections, to be kept."""
+    nodes = settings["nnodes"]
+    if nodes == 1:
+        return []
+    host, _, port = settings["dist_init_addr"].rpartition(":")
+    if settings["node_rank"] == 0:
+        with socket.create_server((host, int(port))) as server:
+            return [server.accept()[0] for _ in range(nodes - 1)]
+    for _ in range(600):
+        try:
+            return [socket.create_connection((host, int(port)), 5)]
+        except OSError:
+            time.sleep(0.1)
+    log.raw(
+        "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect to (%s, %s).\n"
+        % (host, port)
+    )
+    sys.exit(1)
 
 
 def _quit_while_starting(signum, frame):

@@ -83,7 +83,9 @@ class Rank:
 
     def _device(self):
         settings = self.settings
-        number = settings["base_gpu_id"] + self.index * (settings["gpu_id_step"] or 1)
+        number = settings["base_gpu_id"] + self.index % (settings.tp // settings["nnodes"]) * (
+            settings["gpu_id_step"] or 1
+        )
         log.line("Init torch distributed begin.")
         self.device = gpu.Device(number, self.profile)
         try:
