@@ -161,8 +161,9 @@ TWO = """
   two:
     use: [sglang, qwen]
     model: kimi-k2.6
-    flags: {tp-size: 4, context-length: 4096, mem-fraction-static: 0.8}
+    flags: {tp-size: 8, context-length: 4096, mem-fraction-static: 0.9}
     nodes: [ct200, ct210]
+    env: {LAB_SGLANG_STARTUP_SCALE: "0.1"}
 """
 
 
@@ -176,7 +177,9 @@ def test_a_server_over_two_machines_is_started_fails_and_is_stopped_together(des
     phases.write_text(phases.read_text().replace("tp1-auto", "two").replace(", tp1-starved", ""))
     process = desk.start("bench", "tp1")
     try:
-        desk.wait_for("server_ready")
+        while "server_ready" not in desk.events():
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.1)
         argv = [desk.lab.check(guest, ["systemctl", "cat", "gpuctl-two"]) for guest in ("ct200", "ct210")]
         assert ['"--node-rank" "0"' in argv[0], '"--node-rank" "1"' in argv[1]] == [True, True]
         desk.lab.check("ct210", ["systemctl", "kill", "--signal=ABRT", "gpuctl-two"])
