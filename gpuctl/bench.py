@@ -157,6 +157,7 @@ def bench(
                     _serve_and_measure(
                         todos[0], inventory, plan, target, supervisor, gauges, survey, run, tell, outcome, guard, tries
                     )
+                    _wait_until_free(gauges, todos[0].server, run, tell)
                 todos.pop(0)
             except _BrokenOff as broken:
                 what = _recovered(broken, guard, supervisor, run, tell)
@@ -658,6 +659,14 @@ def _serve_and_measure(
     finally:
         _stopped(up, supervisor, guard)
         run.event("server_stopped", server=todo.server)
+
+
+def _wait_until_free(gauges: Gauges, server: str, run: Run, tell: Tell) -> None:
+    """The next server would not find the memory that this one still holds."""
+    held = gauges.wait_until_free()
+    if held:
+        run.event("memory_held", server=server, bytes={str(gpu): size for gpu, size in held.items()})
+        tell("memory_held", server=server, held=held)
 
 
 def _stopped(up: Up, supervisor: Supervisor, guard: Guard) -> None:

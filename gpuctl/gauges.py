@@ -21,6 +21,7 @@ from gpuctl.transport import Transport, TransportError, agent
 EVERY_S = 0.2
 SHORTEST_S = 1.0  # a shorter time has too few readings, and the driver's own are some 0.1 s old
 OURS_BYTES = 512 << 20  # a CUDA context alone takes as much; a desktop or a monitor comes and goes with less
+FREE_WITHIN_S = 60.0  # a driver takes some seconds to take back what a killed process held
 PATIENCE_S = 2.0  # for readings that are still on their way
 
 
@@ -83,6 +84,16 @@ def _at(curve: Sequence[tuple[float, float]], t: float) -> float:
     return curve[-1][1]
 
 
+def _held(readings: Sequence[Reading]) -> dict[int, int]:
+    """What each GPU holds beyond the least that was seen of it, where that is a server's."""
+    found = {}
+    for gpu, now in enumerate(readings[-1].used):
+        least = min((used for reading in readings if (used := reading.used[gpu]) is not None), default=None)
+        if now is not None and least is not None and now - least >= OURS_BYTES:
+            found[gpu] = now - least
+    return found
+
+
 @dataclass
 class Gauges:
     """Follows the GPUs of a machine while it is entered."""
@@ -116,6 +127,18 @@ class Gauges:
                 break
             self._over.wait(0.05)
         return between(tuple(self.readings), start, end)
+
+    def wait_until_free(self, within_s: float = FREE_WITHIN_S) -> dict[int, int]:
+        """Waits until no GPU holds more than at the least that was seen. What is held all the same: GPU -> bytes."""
+        seen, until = len(self.readings), time.monotonic() + within_s
+        held: dict[int, int] = {}
+        while True:
+            if len(self.readings) > seen:
+                held = _held(self.readings)
+                if not held:
+                    return {}
+            if self._over.wait(0.05) or time.monotonic() > until:
+                return held
 
     def _follow(self) -> None:
         command, stdin = agent("gauges", {"every_s": EVERY_S}, python=self.python)

@@ -20,7 +20,8 @@ from gpuctl.supervision import Start, SupervisionError, Supervisor, UnitState, W
 
 Tell = Callable[..., None]  # tell(event, **facts): progress for whoever watches, and the event log
 
-HANG_AFTER_S = 300.0  # no log line, no reading, no computing for so long while starting: it hangs
+HANG_AFTER_S = 300.0  # no log line, nothing read, no memory taken for so long while starting: it hangs
+PORT_FREE_S = 10.0  # how long a port is waited for that a server of ours still holds
 
 
 class StartFailed(Exception):
@@ -118,6 +119,9 @@ def bring_up(
         return up
     port = launch.server.port
     _, listening = supervisor.status([port])
+    while port in listening and listening[port].unit and time.monotonic() - began < PORT_FREE_S:
+        time.sleep(0.5)  # a server of ours that is being stopped
+        _, listening = supervisor.status([port])
     if port in listening:
         taken = listening[port]
         name = f"pid {taken.pid}: {taken.command}" if taken.pid else "a process of another user"
@@ -222,7 +226,7 @@ def _wait_ready(up: Up, log: Log, began: float) -> None:
         waited, quiet = time.monotonic() - began, time.monotonic() - watch.progress_at
         tail = tuple(line for line in list(watch.log_tail)[-12:] if line.strip())
         if quiet > HANG_AFTER_S:
-            what = f"{up.launch.name} hangs {log.where()}: no log line, reading or computing for {quiet:.0f} s"
+            what = f"{up.launch.name} hangs {log.where()}: no log line, reading or growth of memory for {quiet:.0f} s"
             raise StartFailed(Failure("hang", what, tail))
         if waited > server.ready_within_s:
             what = f"{up.launch.name} was not ready within {server.ready_within_s:g} s; it stopped {log.where()}"

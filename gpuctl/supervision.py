@@ -15,6 +15,7 @@ from typing import Any
 
 from gpuctl.transport import Completed, Transport, TransportError, agent
 
+PROGRESS_BYTES = 1 << 20
 FOLDER = "~/.local/state/gpuctl/servers"  # on the machine: state, exit status and log of each server
 
 
@@ -83,7 +84,7 @@ class Watch:
     progress_at: float = 0.0  # monotonic time of the last sign of life
     health: Any = None
     _closed: threading.Event = field(default_factory=threading.Event)
-    _life: tuple[int, ...] = ()
+    _life: Mapping[str, Any] | None = None  # at the last progress
     _partial: bytes = b""
     _line: str = ""
 
@@ -110,15 +111,27 @@ class Watch:
                 self.exit = message["exit"] or {}
                 self.ended.set()
             elif "beat" in message:
-                life = tuple(message["beat"].values())
-                # an idle interpreter ticks a little all the time: work is more than a few ticks, reads or growth
-                if life and (not self._life or life[0] - self._life[0] > 5 or life[1] - self._life[1] > 1 << 16):
-                    self.progress_at = time.monotonic()
-                    self._life = life
+                self._judge(message["beat"])
                 if message.get("health") is not None:
                     self.health = message["health"]
                     if self.health == 200:
                         self.ready.set()
+
+    def _judge(self, beat: Mapping[str, Any]) -> None:
+        """Reading, growing and processes that come or go are progress. Computing is not: a collective that waits for a
+        rank in vain computes at full speed. Reads and growth count from a mebibyte on: an idle interpreter has some.
+        """
+        if not beat:
+            return
+        then = self._life
+        if (
+            then is None
+            or beat["read_bytes"] - then["read_bytes"] >= PROGRESS_BYTES
+            or beat["resident_bytes"] - then["resident_bytes"] >= PROGRESS_BYTES
+            or beat["pids"] != then["pids"]
+        ):
+            self.progress_at = time.monotonic()
+            self._life = beat
 
 
 class _Closed(Exception):

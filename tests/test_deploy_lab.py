@@ -55,6 +55,34 @@ def test_a_server_is_placed_and_started_and_found_in_place_the_next_time(machine
     assert "-V" in ways[guest].run(["systemctl", "cat", "gpuctl-t"]).text
 
 
+ODD = r"""
+import sys, time
+out = sys.stdout.buffer
+out.write(b"bad \xff\xfe bytes\n" + b"x" * 100_000 + b" end of a long line\n" + b"\x1b[31mred\x1b[0m \x01\n")
+out.flush()
+time.sleep(100)
+"""
+
+
+def test_a_log_of_odd_bytes_and_long_lines_arrives_whole(machines, ways):
+    supervisor, _ = units(machines, ways, "ct200")
+    supervisor.start(Start("gpuctl-t", ["python3", "-c", ODD], {}, "c"))
+    log = []
+    watch = supervisor.watch("gpuctl-t", [], log.append)
+    try:
+        end = time.monotonic() + 60
+        while "red" not in "".join(log):
+            assert time.monotonic() < end, "".join(log)[-200:]
+            time.sleep(0.1)
+    finally:
+        watch.close()
+        supervisor.stop("gpuctl-t")
+    lines = "".join(log).splitlines()
+    assert lines[0] == "bad \ufffd\ufffd bytes"
+    assert lines[1] == "x" * 100_000 + " end of a long line"
+    assert lines[2].startswith("\x1b[31mred")
+
+
 @pytest.mark.parametrize(
     ("argv", "env", "server", "said"),
     [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -124,3 +126,18 @@ def test_readings_come_over_the_channel_and_belong_to_the_time_of_the_requests()
         rows = [{"t_request": 6.0, "t_chunks": [6.5, 13.0]}, {"t_request": 6.2, "t_chunks": [7.0, 14.0]}]
         assert gauges.during(rows)["gpu_power_w"] == pytest.approx(BUSY_W, rel=0.001)
         assert gauges.during([{"t_request": 6.0, "t_chunks": None, "error": {"kind": "timeout"}}]) == {}
+
+
+@pytest.mark.parametrize(("after", "held"), [(GIB // 4, {}), (50 * GIB, {0: 50 * GIB - GIB // 4})])
+def test_the_memory_of_a_stopped_server_is_waited_for_and_what_stays_is_told(after, held):
+    readings = told()
+    gauges = Gauges(Machine([]), readings=list(readings))
+
+    def later():
+        for number in range(20):
+            used = (50 * GIB if number < 5 else after, GIB // 4)
+            gauges.readings.append(Reading(21 + number / 5, (0, 0), (0, 0), used))
+            time.sleep(0.02)
+
+    threading.Thread(target=later).start()
+    assert gauges.wait_until_free(within_s=2.0 if held else 30.0) == held

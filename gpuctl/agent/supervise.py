@@ -294,7 +294,8 @@ def status(job):
 
 
 def activity(pids):
-    """Signs of life of the whole unit: CPU ticks, bytes read, resident bytes."""
+    """Signs of life of the whole unit: bytes read, resident bytes, and which processes there are (compilers come and
+    go); CPU ticks for whoever wonders: a rank that waits for others in vain computes all the time."""
     ticks = reads = resident = 0
     for pid in pids:
         stat = read("/proc/%d/stat" % pid)
@@ -304,7 +305,7 @@ def activity(pids):
             resident += int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
         moved = re.search(r"^rchar: (\d+)$", read("/proc/%d/io" % pid) or "", re.M)
         reads += int(moved[1]) if moved else 0
-    return {"cpu_ticks": ticks, "read_bytes": reads, "resident_bytes": resident}
+    return {"cpu_ticks": ticks, "read_bytes": reads, "resident_bytes": resident, "pids": sorted(pids)}
 
 
 def health(urls):
@@ -546,7 +547,8 @@ def message(entry):
     text = entry.get("MESSAGE")
     if isinstance(text, list):
         text = bytes(part if isinstance(part, int) else 63 for part in text).decode("utf-8", "replace")
-    return "" if text is None else text + "\n"
+    # journald cuts a line at 48 kB (LineMax=) and says so
+    return "" if text is None else text if entry.get("_LINE_BREAK") == "line-max" else text + "\n"
 
 
 # ---------------------------------------------------------------- ask

@@ -133,6 +133,10 @@ class _Console:
     def on_orphan_stopped(self, unit: str, pid: int) -> None:
         self.print(f"  stopped {unit} (pid {pid}), left running by an earlier run")
 
+    def on_memory_held(self, server: str, held: dict[int, int]) -> None:
+        gpus = ", ".join(f"GPU {gpu}: {size / 2**30:.1f} GiB" for gpu, size in held.items())
+        self.print(f"  {server} is stopped, and there is still memory held: {gpus}; the next server may not find room")
+
     def on_skip(self, cell: CellId, why: str, record: Record) -> None:
         from gpuctl.records import MEASURED
         from gpuctl.reports.terminal import skip
