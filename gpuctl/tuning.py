@@ -7,12 +7,13 @@ for the whole node: a container cannot set them, and everything on the node live
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuctl.box import Snapshot, Unknown
-from gpuctl.facts import pci, pcie
+from gpuctl import remedies
+from gpuctl.box import Box, Snapshot, Unknown
+from gpuctl.facts import access, pci, pcie, proxmox
 from gpuctl.facts.pcie import Function, Port
 
 PROFILES = ("none", "latency", "throughput")
@@ -70,6 +71,7 @@ class Wishes:
     max_read_request: int | None = None  # bytes
     power_w: int | None = None
     no_acs_redirect: bool = False
+    only: tuple[str, ...] = ()  # PCI functions that MaxReadReq and ACS are set on; none: the GPUs and all above them
 
 
 def wanted(node: Snapshot, profile: str, wishes: Wishes | None = None) -> tuple[Setting, ...]:
@@ -83,9 +85,9 @@ def wanted(node: Snapshot, profile: str, wishes: Wishes | None = None) -> tuple[
     if wishes.power_w is not None:
         found += _power(node, wishes.power_w)
     if wishes.max_read_request is not None:
-        found += _read_requests(node, wishes.max_read_request)
+        found += _read_requests(node, wishes.max_read_request, wishes.only)
     if wishes.no_acs_redirect:
-        found += _access_control(node)
+        found += _access_control(node, wishes.only)
     return tuple(found)
 
 
@@ -260,19 +262,34 @@ def _tree(node: Snapshot) -> Mapping[str, Function]:
         raise CannotTune(f"PCIe: {unknown}") from None
 
 
-def _read_requests(node: Snapshot, size: int) -> Iterator[Setting]:
-    for function in _above_gpus(_tree(node)):
+def _meant(tree: Mapping[str, Function], only: Sequence[str]) -> list[Function]:
+    """The functions whose registers are meant. Raises CannotTune for one that is no GPU and no port above one."""
+    there = _above_gpus(tree)
+    if not only:
+        return there
+    by_address = {function.address: function for function in there}
+    found = []
+    for address in map(str.lower, only):
+        if full_address(address) not in by_address:
+            what = "is no GPU and no port above one" if address in tree else "is not there"
+            raise CannotTune(f"PCI address: {address} {what}; there are {', '.join(by_address)}")
+        found.append(by_address[address])
+    return found
+
+
+def _read_requests(node: Snapshot, size: int, only: Sequence[str]) -> Iterator[Setting]:
+    for function in _meant(_tree(node), only):
         switch = function.port in (Port.UPSTREAM, Port.DOWNSTREAM)
         yield read_request(function.address, size, seen=function.max_read_request, may_ignore=switch)
 
 
-def _access_control(node: Snapshot) -> Iterator[Setting]:
+def _access_control(node: Snapshot, only: Sequence[str]) -> Iterator[Setting]:
     tree = _tree(node)
     vms = [function.address for function in tree.values() if function.device.driver == "vfio-pci"]
     vms += sorted(path for path in node.mapping("nodes") if re.fullmatch(r"/dev/vfio/\d+", path))
     if vms:
         raise CannotTune(f"ACS: {', '.join(vms)} is for virtual machines (VFIO): redirection is what keeps them apart")
-    for function in _above_gpus(tree):
+    for function in _meant(tree, only):
         if function.acs is None or not function.acs.can_redirect:
             continue
         now = (0x4 if function.acs.request_redirect else 0) | (0x8 if function.acs.completion_redirect else 0)
@@ -293,20 +310,45 @@ def _access_control(node: Snapshot) -> Iterator[Setting]:
         )
 
 
-def guest_cpus(node: Snapshot, gpus: Sequence[str]) -> tuple[str, ...]:
-    """Lines for a guest's configuration that keep it on the NUMA node of its GPUs; none where they are on several.
+CPUSET = ("lxc.cgroup2.cpuset.cpus", "lxc.cgroup2.cpuset.mems")
+GUEST_CPUS = (
+    "Proxmox gives `cores: N` CPUs of all NUMA nodes at random, and moves them; with these lines the guest stays where "
+    "its GPUs are, its memory too"
+)
+GUEST_CPUS_SOURCE = "pve-container, LXC.pm and pvestatd; kernel documentation, cgroup-v2"
 
-    Proxmox spreads `cores: N` over all nodes at random, and moves them, unless these lines are there.
-    """
-    try:
-        tree = node[pcie.TREE]
-    except Unknown:
-        return ()
+
+def guest_cpus(node: Snapshot, gpus: Sequence[str]) -> tuple[str, ...]:
+    """Lines for a guest's configuration that keep it on the NUMA node of its GPUs (PCI addresses). Raises CannotTune."""
+    tree = _tree(node)
     nodes = {tree[address].numa for address in gpus if address in tree}
     cpus = numa_nodes(node)
-    if len(nodes) != 1 or len(cpus) < 2:
-        return ()
-    (number,) = nodes
+    if len(cpus) < 2:
+        raise CannotTune("guest CPUs: there is one NUMA node: nothing to keep apart")
+    if len(nodes) > 1:
+        named = " and ".join(str(number) for number in sorted(nodes, key=str))
+        raise CannotTune(f"guest CPUs: its GPUs are on NUMA nodes {named}: it belongs on all of them")
+    number = next(iter(nodes), None)
     if number is None or number not in cpus:
-        return ()
-    return (f"lxc.cgroup2.cpuset.cpus: {cpus[number]}", f"lxc.cgroup2.cpuset.mems: {number}")
+        raise CannotTune("guest CPUs: the NUMA node of its GPUs is not known")
+    return (f"{CPUSET[0]}: {cpus[number]}", f"{CPUSET[1]}: {number}")
+
+
+def gpus_of(node: Snapshot, minors: Collection[int]) -> tuple[str, ...]:
+    """PCI addresses of the GPUs with these minors (/dev/nvidia<minor>); of all GPUs for none."""
+    found = [gpu for gpu in _gpus(node) if not minors or gpu.get("minor") in minors]
+    return tuple(pci.normal_address(str(gpu["bus"])) for gpu in found)
+
+
+def guest_edit(box: Box, *, undo: bool = False) -> remedies.Edit:
+    """The guest's configuration with those lines, or (`undo`) without any of their kind. Raises CannotTune."""
+    try:
+        guest = proxmox.conf_of(box)
+    except Unknown as unknown:
+        raise CannotTune(f"guest CPUs: {unknown}") from None
+    wished = () if undo else guest_cpus(box.node, gpus_of(box.node, access.passed_gpus(guest)))
+    there = guest.conf.lxc(*CPUSET)
+    if [line.text.strip() for line in there] == list(wished):
+        return remedies.Edit(guest, guest.conf)
+    bare = guest.conf.without([line.number for line in there])
+    return remedies.Edit(guest, bare.added(wished))

@@ -54,6 +54,12 @@ def test_settings_are_set_read_back_there_after_a_reboot_and_undone(lab_to_break
         (["--profile", "fast"], 2, "profile: 'fast' is not known; there are none, latency, throughput"),
         (["--power", "50"], 2, "power: 50 W is outside of what GPU 0000:23:00.0"),
         (["--max-read-request", "300"], 2, "MaxReadReq: 300 bytes; there are 128, 256"),
+        (
+            ["--max-read-request", "512", "--pci", "0000:99:00.0"],
+            2,
+            "PCI address: 0000:99:00.0 is not there; there are",
+        ),
+        (["--guest-cpus"], 2, "its GPUs are on NUMA nodes 0 and 1"),
         (["-t", "ct9"], 2, "no machine and no group ct9"),
     ],
 )

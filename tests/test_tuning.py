@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuctl import tuning
-from gpuctl.box import Snapshot
+from gpuctl.box import Box, Snapshot, Wanted
 from gpuctl.tuning import CannotTune, Wishes, wanted
 
 DOCUMENT = json.loads((Path(__file__).parent / "machines/kpro6.json").read_text())
@@ -138,8 +138,38 @@ def test_a_guest_is_kept_on_the_numa_node_of_its_gpus():
         "lxc.cgroup2.cpuset.cpus: 0-63,128-191",
         "lxc.cgroup2.cpuset.mems: 0",
     )
-    assert tuning.guest_cpus(KPRO6, ["0000:23:00.0", "0000:a3:00.0"]) == ()
-    assert tuning.guest_cpus(Snapshot({}), ["0000:23:00.0"]) == ()
+    with pytest.raises(CannotTune, match="its GPUs are on NUMA nodes 0 and 1: it belongs on all of them"):
+        tuning.guest_cpus(KPRO6, ["0000:23:00.0", "0000:a3:00.0"])
+    with pytest.raises(CannotTune, match="PCIe: "):
+        tuning.guest_cpus(Snapshot({}), ["0000:23:00.0"])
+
+
+CONF = "arch: amd64\ncores: 8\nlxc.mount.entry: /dev/nvidia0 dev/nvidia0 none bind,optional,create=file\n\n[snap]\ncores: 2\n"
+
+
+def box(conf):
+    node = {**DOCUMENT, "files": {**DOCUMENT["files"], "/etc/pve/lxc/200.conf": conf}}
+    return Box(Snapshot({}), Snapshot(node), Wanted(vmid=200))
+
+
+def test_the_lines_are_written_once_changed_with_the_hardware_and_taken_out_again():
+    edit = tuning.guest_edit(box(CONF))
+    assert edit.difference() == ["+ lxc.cgroup2.cpuset.cpus: 0-63,128-191", "+ lxc.cgroup2.cpuset.mems: 0"]
+    assert str(edit.after).endswith("cpuset.mems: 0\n\n[snap]\ncores: 2\n")
+    assert not tuning.guest_edit(box(str(edit.after))).changes_file
+    other = str(edit.after).replace("0-63,128-191", "0-3")
+    assert str(tuning.guest_edit(box(other)).after) == str(edit.after)
+    assert str(tuning.guest_edit(box(other), undo=True).after) == CONF
+
+
+def test_only_the_functions_that_are_named():
+    wishes = Wishes(max_read_request=4096, no_acs_redirect=True, only=("0000:23:00.0", "0000:20:01.1"))
+    assert set(by_name(wanted(KPRO6, "none", wishes))) == {
+        "MaxReadReq 0000:23:00.0", "MaxReadReq 0000:20:01.1", "ACS redirect 0000:20:01.1",
+    }  # fmt: skip
+    for address, why in (("0000:99:00.0", "is not there; there are 0000:20:01.1"), ("41:00.0", "is not of the form")):
+        with pytest.raises(CannotTune, match=why):
+            wanted(KPRO6, "none", Wishes(max_read_request=4096, only=(address,)))
 
 
 def test_settings_are_what_the_module_takes():

@@ -41,6 +41,15 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Traffic between GPUs no longer goes through the CPU. Takes isolation away: refused where VMs use VFIO.",
 )
+@click.option(
+    "--pci", "only", multiple=True, metavar="ADDRESS", help="MaxReadReq and ACS of these functions only: 0000:41:00.0"
+)
+@click.option(
+    "--guest-cpus",
+    is_flag=True,
+    help="Keep the guest (-t) on the CPUs and the memory of its GPUs' NUMA node, from its next start on; with --undo, "
+    "no longer.",
+)
 @click.option("--undo", is_flag=True, help="Put back what was before the first time.")
 @options(check_option, yes_option, json_option)
 def command(
@@ -50,6 +59,8 @@ def command(
     power_w: int | None,
     max_read_request: int | None,
     no_acs_redirect: bool,
+    only: tuple[str, ...],
+    guest_cpus: bool,
     undo: bool,
     check: bool,
     yes: bool,
@@ -62,27 +73,39 @@ def command(
     """
     from gpuctl import deploy, hosts, tuning
 
+    profile_given = (
+        click.get_current_context().get_parameter_source("profile") is not click.core.ParameterSource.DEFAULT
+    )
     machines = hosts.load(folder(inventory))
     machine = _node(machines, target)
+    if only and max_read_request is None and not no_acs_redirect:
+        raise click.UsageError("--pci says where, and not what: --max-read-request or --no-acs-redirect")
+    if guest_cpus:
+        if given or power_w or max_read_request or no_acs_redirect:
+            raise click.UsageError(
+                "--guest-cpus changes the guest's configuration and nothing of the node: give it alone"
+            )
+        return _guest_cpus(machines, target, undo, check, yes, as_json)
     if undo:
         return _undo(machines, machine, check, yes, as_json)
-    wishes = tuning.Wishes(max_read_request, power_w, no_acs_redirect)
+    wishes = tuning.Wishes(max_read_request, power_w, no_acs_redirect, only)
     settings = _settings(machines, machine, profile, wishes)
     if settings is None:
         return UNKNOWN
     differ = [setting for setting in settings if not setting.well]
     if not as_json:
         _show(machine.name, settings)
+        _show_nccl(profile)
     if check or not differ:
         if as_json:
-            document(_as_json(machine, settings, None))
+            document(_as_json(machine, profile, settings, None))
         return FINDINGS if differ else WELL
     if not yes and not as_json:
         click.confirm(f"set {len(differ)} on {machine.name}?", abort=True, err=True)
     done = deploy.tune(settings, machines, machine, on_step=_told)
     again = _settings(machines, machine, profile, wishes)
     if as_json:
-        document(_as_json(machine, again or settings, done))
+        document(_as_json(machine, profile, again or settings, done))
     if not done.well:
         say(f"gpuctl: {done.why}")
         return FINDINGS
@@ -133,6 +156,63 @@ def _show(name: str, settings: Sequence[Setting]) -> None:
         out(f"    {reason} [{source}]")
 
 
+def _show_nccl(profile: str) -> None:
+    from gpuctl import nccl
+
+    known = nccl.PROFILES[profile]
+    if known.env:
+        variables = " ".join(map("=".join, known.env.items()))
+        out(f"NCCL's variables are a server's, `nccl: {profile}` in servers.yml: {variables}")
+        out(f"    {known.reason} [{known.source}]")
+
+
+def _guest_cpus(machines: Inventory, target: str | None, undo: bool, check: bool, yes: bool, as_json: bool) -> int:
+    """The CPU set of a guest, in its configuration on its node."""
+    from gpuctl import deploy, remedies, tuning
+    from gpuctl.asking import ask
+
+    (guest, *_) = machines.chosen([target] if target else [])
+    if guest.kind != "guest":
+        raise click.UsageError(f"{guest.name} is no guest: -t names one")
+    (asked,) = ask(machines, [guest.name])
+    if asked.box is None or not asked.box.node.present:
+        for why in asked.missing.values():
+            say(f"gpuctl: {why}")
+        return UNKNOWN
+    edit = tuning.guest_edit(asked.box, undo=undo)
+    remedy = remedies.container(edit, restarts=None) if edit.changes_file else None
+    if not as_json:
+        out(f"{guest.name}: {edit.guest.path}" + ("" if edit.changes_file else ": nothing to change"))
+        for line in edit.difference():
+            out(f"  {line}")
+        if edit.changes_file and not undo:
+            out(f"    {tuning.GUEST_CPUS} [{tuning.GUEST_CPUS_SOURCE}]")
+    why = ""
+    if remedy is not None and not check:
+        if not yes and not as_json:
+            click.confirm(f"change it on {guest.node}? It holds from the guest's next start on", abort=True, err=True)
+        why = deploy.mend(remedy, machines, guest, on_step=_told).why
+        (again,) = ask(machines, [guest.name])
+        if not why and (again.box is None or tuning.guest_edit(again.box, undo=undo).changes_file):
+            why = f"{edit.guest.path} does not read as it was written"
+    if as_json:
+        verdict = "findings" if why or (check and edit.changes_file) else "well"
+        document(
+            {
+                "schema": "gpuctl.tune-guest/1",
+                "verdict": verdict,
+                "guest": guest.name,
+                "difference": edit.difference(),
+                "why": why,
+            }
+        )
+    elif why:
+        say(f"gpuctl: {why}")
+    elif remedy is not None and not check:
+        out(f"written and read back; it holds from the next start on: pct reboot {guest.vmid} on {guest.node}")
+    return FINDINGS if why or (check and edit.changes_file) else WELL
+
+
 def _alike(settings: Sequence[Setting]) -> list[tuple[str, str, str, Setting]]:
     """One row for settings of one kind that were seen and are wanted alike: 64 governors are one."""
     groups: dict[tuple[str, str, str], list[Setting]] = {}
@@ -173,13 +253,16 @@ def _told(step: Any) -> None:
         say(f"  {step.machine}: {step.task}: {step.state}")
 
 
-def _as_json(machine: Machine, settings: Sequence[Setting], done: Outcome | None) -> dict[str, Any]:
+def _as_json(machine: Machine, profile: str, settings: Sequence[Setting], done: Outcome | None) -> dict[str, Any]:
+    from gpuctl import nccl
+
     well = all(setting.well or setting.how.get("may_ignore") for setting in settings) and (done is None or done.well)
     return {
         "schema": "gpuctl.tune/1",
         "verdict": "well" if well else "findings",
         "machine": machine.name,
         "why": done.why if done is not None else "",
+        "nccl": dict(nccl.PROFILES[profile].env),
         "settings": [
             {
                 "name": setting.name,

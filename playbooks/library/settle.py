@@ -177,7 +177,11 @@ def run(job):
         },
     }
     if failed:
-        answer.update(failed=True, msg="; ".join("%s: %s" % (one["name"], one["why"]) for one in failed))
+        msg = "; ".join("%s: %s" % (one["name"], one["why"]) for one in failed)
+        if changed and not check:
+            done = ["%s = %s (was %s)" % (one["name"], one["after"], one["seen"]) for one in changed]
+            msg += "; these are set all the same, undo puts them back: " + ", ".join(done)
+        answer.update(failed=True, msg=msg)
     return answer
 
 
