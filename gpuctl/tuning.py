@@ -319,7 +319,7 @@ GUEST_CPUS_SOURCE = "pve-container, LXC.pm and pvestatd; kernel documentation, c
 
 
 def guest_cpus(node: Snapshot, gpus: Sequence[str]) -> tuple[str, ...]:
-    """Lines for a guest's configuration that keep it on the NUMA node of its GPUs (PCI addresses). Raises CannotTune."""
+    """Lines for a guest's conf that keep it on the NUMA node of its GPUs (PCI addresses). Raises CannotTune."""
     tree = _tree(node)
     nodes = {tree[address].numa for address in gpus if address in tree}
     cpus = numa_nodes(node)

@@ -73,18 +73,14 @@ def command(
     """
     from gpuctl import deploy, hosts, tuning
 
-    profile_given = (
-        click.get_current_context().get_parameter_source("profile") is not click.core.ParameterSource.DEFAULT
-    )
+    given = click.get_current_context().get_parameter_source("profile") is not click.core.ParameterSource.DEFAULT
     machines = hosts.load(folder(inventory))
     machine = _node(machines, target)
     if only and max_read_request is None and not no_acs_redirect:
         raise click.UsageError("--pci says where, and not what: --max-read-request or --no-acs-redirect")
     if guest_cpus:
         if given or power_w or max_read_request or no_acs_redirect:
-            raise click.UsageError(
-                "--guest-cpus changes the guest's configuration and nothing of the node: give it alone"
-            )
+            raise click.UsageError("--guest-cpus changes the guest's configuration, and not the node: give it alone")
         return _guest_cpus(machines, target, undo, check, yes, as_json)
     if undo:
         return _undo(machines, machine, check, yes, as_json)
