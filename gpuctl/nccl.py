@@ -26,9 +26,9 @@ PROFILES: Mapping[str, Profile] = {
     "none": Profile({}, "NCCL chooses by what it finds; right wherever nothing was measured", "NCCL's manual"),
     "latency": Profile(
         {"NCCL_P2P_LEVEL": "SYS", "NCCL_PROTO": "LL", "NCCL_MIN_NCHANNELS": "8"},
-        "one or a few requests at once: all-reduces are small, LL saves a synchronisation of each and costs at most "
-        "half the bandwidth",
-        "measured by the community on PCIe boxes (rtx6kpro, nccl-tuning); LL's cost: NCCL src/graph/tuning.cc",
+        "one or a few requests at once over PCIe: all-reduces are small, LL saves a synchronisation of each and costs "
+        "half the bandwidth and more (over NVLink it saves nothing and costs 58 % of it)",
+        "measured by the community on PCIe boxes (rtx6kpro, nccl-tuning); over NVLink: docs/gpu.md",
     ),
     "throughput": Profile(
         {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from xml.sax.saxutils import escape
 
@@ -94,6 +94,11 @@ def topology(node: Snapshot) -> Topology:
     if not branches:
         raise Unknown("no NVIDIA GPU on the PCI bus")
     cpus = numa_nodes(node)
+    if len(cpus) == 1:  # virtual machines say -1 of every device; where there is one node, all is near
+        (only,) = cpus
+        branches = [
+            replace(b, function=replace(b.function, numa=only)) if b.function.numa is None else b for b in branches
+        ]
     numbers = sorted({branch.function.numa for branch in branches} | set(cpus), key=lambda n: (n is None, n or 0))
     numa = []
     for number in numbers:
@@ -247,7 +252,7 @@ def _notes(found: Topology) -> Iterator[str]:
 
 def as_text(found: Topology) -> str:
     """The picture for a terminal."""
-    count, nodes = len(found.gpus), len(found.numa)
+    count, nodes = len(found.gpus), sum(numa.number is not None for numa in found.numa)
     names = {gpu.name for gpu in found.gpus}
     alike = f" ({names.pop()})" if len(names) == 1 and count > 1 else ""
     lines = [f"{found.machine}: {count} GPU{'s' * (count != 1)}{alike}, {nodes} NUMA node{'s' * (nodes != 1)}"]

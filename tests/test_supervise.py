@@ -69,6 +69,38 @@ def test_stopping_leaves_nothing_behind_whatever_it_does_about_signals(superviso
                 assert mark not in file.read()
 
 
+@pytest.mark.parametrize("how", ["it is stopped", "its parent dies"])
+def test_a_process_that_lost_its_environment_belongs_to_the_server(supervisor, tmp_path, how):
+    # as setproctitle leaves SGLang's schedulers
+    script = f"env -i sh -c 'echo $$ > {tmp_path}/child; exec sleep 300' & sleep 300"
+    state = start(supervisor, "sh", "-c", script)
+    file = tmp_path / "child"
+    assert wait_for(lambda: file.exists() and file.read_text().strip())
+    child = int(file.read_text())
+    if how == "it is stopped":
+        supervisor.stop("u", grace_s=5)
+    else:
+        os.kill(state.pid, signal.SIGKILL)
+    assert wait_for(lambda: gone(child))
+
+
+def gone(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in ("Z", "X")
+    except OSError:
+        return True
+
+
+def wait_for(what, patience_s=20):
+    until = time.monotonic() + patience_s
+    while not what():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
+
+
 def test_it_outlives_whoever_started_it(supervisor):
     state = start(supervisor, "sleep", "30")
     assert os.getsid(state.pid) != os.getsid(0)

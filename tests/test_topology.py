@@ -117,6 +117,18 @@ def test_what_root_alone_may_read_is_said_to_be_missing():
     assert "the configuration of 24 functions was not readable: ask as root" in notes(unreadable)
 
 
+def test_a_virtual_machine_with_one_numa_node_has_its_gpus_there():
+    def one(document):
+        for device in document["pci"]["devices"].values():
+            device["numa_node"] = "-1"
+        document["files"] = {"/sys/devices/system/node/node0/cpulist": "0-31\n"}
+
+    text = as_text(machine(one))
+    assert "1 NUMA node\n" in text
+    assert "not known" not in text
+    assert text.index("NUMA 0   CPUs 0-31") < text.index("GPU 7")
+
+
 def test_a_machine_that_does_not_know_its_numa_nodes():
     def unknown(document):
         for device in document["pci"]["devices"].values():

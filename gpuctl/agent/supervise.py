@@ -94,15 +94,35 @@ def state(path):
 
 
 def members(path):
-    """Every process of the unit, found by the mark in its environment."""
+    """Every process of the unit: those with the mark in their environment, and what descends from them.
+
+    A program that gives itself a title (SGLang's schedulers, by setproctitle) writes it over its environment.
+    """
     mark = ("%s=%s" % (MARK, path)).encode()
-    found = []
+    found, parents = set(), {}
     for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid():
-            environment = read("/proc/%s/environ" % name, binary=True)
-            if environment and mark in environment.split(b"\0") and start_time(int(name)) is not None:
-                found.append(int(name))
-    return found
+        if name.isdigit() and int(name) != os.getpid() and start_time(int(name)) is not None:
+            pid = int(name)
+            environment = read("/proc/%d/environ" % pid, binary=True)
+            if environment and mark in environment.split(b"\0"):
+                found.add(pid)
+            else:
+                parents[pid] = parent(pid)
+    new = found
+    while new:
+        new = {pid for pid, above in parents.items() if above in new and pid not in found}
+        found |= new
+    return sorted(found)
+
+
+def adopted():
+    """What came to us, the keeper, when its parent ended."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and parent(int(name)) == os.getpid()]
+
+
+def parent(pid):
+    stat = read("/proc/%d/stat" % pid)
+    return None if stat is None else int(stat[stat.rindex(")") + 2 :].split()[1])
 
 
 def kill(pids, number):
@@ -213,7 +233,7 @@ def keep(job, path, writer, starting):
     elif status is not None:
         ended["status"] = os.WEXITSTATUS(status)
     write(os.path.join(path, "exit.json"), json.dumps(ended))
-    kill(members(path), signal.SIGKILL)
+    kill(members(path) + adopted(), signal.SIGKILL)
 
 
 def defaults():

@@ -232,12 +232,15 @@ def main() -> int:
     parser.add_argument("--servers", nargs="*", default=["tiny-auto", "tiny-ngram"])
     parser.add_argument("--streams", nargs="*", type=int, default=[1, 8, 32])
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--gate", type=Path, help="the GPU is not touched before this file is there")
     job = parser.parse_args()
     job.out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     turns = {name: job.out / f"{name}.turn" for name in job.servers}
     servers = [start(name, job.out, turns[name]) for name in job.servers]  # they import side by side
     rows: list[dict[str, Any]] = []
+    while job.gate is not None and not job.gate.exists():
+        time.sleep(0.1)
     failed = False
     serving = Serving(job.out)
     try:

@@ -113,7 +113,11 @@ def main() -> int:
         print(well["stderr"])
     (job.out / "healthy.json").write_text(json.dumps(well, indent=1))
     gpus = gpus_here()
-    wanted = [f for f in every() if f.gpus <= gpus and any(fnmatch.fnmatch(f.name, pattern) for pattern in job.only)]
+    wanted = [
+        f
+        for f in every()
+        if f.gpus <= gpus <= f.at_most and any(fnmatch.fnmatch(f.name, pattern) for pattern in job.only)
+    ]
     wrong = 0
     with ThreadPoolExecutor(job.jobs) as pool, (job.out / "answers.jsonl").open("w") as file:
         for row in pool.map(lambda fault: ask(fault, job.out), wanted):

@@ -48,6 +48,7 @@ class Fault:
     may: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     gpus: int = 1
+    at_most: int = 99  # GPUs: the recorded one has nodes of the first alone
 
     @property
     def file(self) -> str:
@@ -346,7 +347,8 @@ def measured() -> list[Fault]:
             )
             # with two GPUs the one that is left works, and what one has not is missed
             may = ("gpu_count_short", "host_nodes_missing") if causes else ()
-            found[name] = Fault(name, _as_measured(case), causes, may, gpus=gpus, options=_eyes(case))
+            at_most = 1 if case.startswith("nodes 0600 root") else 99
+            found[name] = Fault(name, _as_measured(case), causes, may, gpus=gpus, at_most=at_most, options=_eyes(case))
     return list(found.values())
 
 
@@ -362,13 +364,28 @@ def _as_measured(case: str) -> Callable[[], None]:
                 usual_dev()
                 first_on_the_path(files)()
                 return
-        become, replay.become_nobody = replay.become_nobody, lambda: None  # doctor looks with that user's eyes
+        # doctor looks with that user's eyes; and a controller may be on at the top of the tree only
+        kept = replay.become_nobody, replay.new_group
+        replay.become_nobody, replay.new_group = lambda: None, lambda controller="": group_with(controller, kept[1])
         try:
             replay.fault(case, gpus_here())
         finally:
-            replay.become_nobody = become
+            replay.become_nobody, replay.new_group = kept
 
     return make
+
+
+def group_with(controller: str, usual: Callable[[str], Path]) -> Path:
+    """A new cgroup that has this controller: below our own, or at the top of the tree where it is on."""
+    try:
+        return usual(controller)
+    except RuntimeError:
+        top = Path("/sys/fs/cgroup")
+        if controller not in (top / "cgroup.subtree_control").read_text().split():
+            raise
+        group = top / f"replay-{replay.JOB}"
+        group.mkdir()
+        return group
 
 
 def numbers() -> list[tuple[int, int | None]]:
@@ -563,7 +580,8 @@ def run(fault: Fault, argv: Sequence[str]) -> int:
 
 def take_groups_away() -> bool:
     """The cgroups of this fault, inner ones first; whether all are gone."""
-    mine = [group for _, own in replay.own_groups() for group in own.glob(f"replay-{replay.JOB}*")]
+    places = [*(own for _, own in replay.own_groups()), Path("/sys/fs/cgroup")]
+    mine = [group for place in places for group in place.glob(f"replay-{replay.JOB}*")]
     for group in sorted((g for top in mine for g in [top, *top.glob("replay-*")]), key=lambda g: -len(g.parts)):
         with contextlib.suppress(OSError):
             group.rmdir()

@@ -206,6 +206,7 @@ def main() -> int:
     parser.add_argument("--gpu", default="0")
     parser.add_argument("--only", nargs="*", default=list(CASES))
     parser.add_argument("--within", type=float, default=240, help="seconds for all of it")
+    parser.add_argument("--gate", type=Path, help="the GPU is not touched before this file is there")
     job = parser.parse_args()
     job.out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
@@ -215,6 +216,9 @@ def main() -> int:
     print(f"predicted {len(said)}, rules from {sorted(known) or 'the version'}", flush=True)
     servers = {name: start(name, 31000 + 10 * n, job.out, job.gpu) for n, name in enumerate(job.only)}
     rows, wrong = [], 0
+    while job.gate is not None and not job.gate.exists():
+        time.sleep(0.1)
+    began = time.monotonic()
     try:
         for name, process in servers.items():
             (job.out / f"{name}.turn").touch()

@@ -31,7 +31,8 @@ def argv(launch: Launch) -> tuple[str, ...]:
 
 
 def environment(launch: Launch) -> dict[str, str]:
-    return {"HF_HUB_OFFLINE": "1"}
+    # SPT_NOENV: its processes keep their environment when they give themselves a title; they are found by it
+    return {"HF_HUB_OFFLINE": "1", "SPT_NOENV": "1"}
 
 
 def identity(answers: Mapping[str, Any]) -> Identity:
