@@ -239,10 +239,10 @@ def main() -> int:
     turns = {name: job.out / f"{name}.turn" for name in job.servers}
     servers = [start(name, job.out, turns[name]) for name in job.servers]  # they import side by side
     rows: list[dict[str, Any]] = []
+    serving = Serving(job.out)
     while job.gate is not None and not job.gate.exists():
         time.sleep(0.1)
     failed = False
-    serving = Serving(job.out)
     try:
         for launch, process in servers:
             turns[launch.name].touch()  # and take their memory one after another
