@@ -222,7 +222,7 @@ _SECTION = {alias: section for section, aliases in _ALIASES.items() for alias in
 _NOTES = {"schema", "expect", "may", "never", "certainty", "severity", "title", "comment", "comments", "note", "notes",
           "source", "description", "id", "about", "url", "cause", "fix", "resolution"}  # fmt: skip
 # Sections as the probe writes them, kept as they are.
-_RAW = {"stat", "links", "guests", "bpf", "namespaces", "users", "groups", "unanswered", "probe"}
+_RAW = {"stat", "links", "guests", "bpf", "namespaces", "users", "groups", "unanswered", "probe", "models", "serving"}
 _CUDA_KEYS = {"cuinit": "cuInit", "cudevicegetcount": "cuDeviceGetCount", "cudrivergetversion": "cuDriverGetVersion",
               "cudadriverversion": "cuDriverGetVersion", "dlopen": "dlopen", "mapped": "mapped", "hang": "hang",
               "died": "died", "code": "cuInit", "error": "cuInit", "init": "cuInit", "devices": "cuDeviceGetCount",
