@@ -29,7 +29,7 @@ from gpuctl.guard import Guard, Stopped, Ways
 from gpuctl.load import Result, load_all
 from gpuctl.measuring import Measured, measure
 from gpuctl.records import MEASURED, CellId, Failure, Record, State
-from gpuctl.restore import NotAllowed, Restorer
+from gpuctl.restore import NotAllowed, Restorer, Wants, models_of
 from gpuctl.serving import StartFailed, Tell, Up, bring_up, take_down, unit_name
 from gpuctl.store import Run, now
 from gpuctl.supervision import Processes, SupervisionError, Supervisor, Units, UnitState
@@ -134,7 +134,7 @@ def bench(
         Ways(target.name, target.transport, target.node, target.vmid),
         run,
         tell,
-        lambda _: _heal(target, options, tell),
+        lambda _: _heal(inventory, by_server, target, options, tell),
         within_s=options.within_s,
     )
     guard.begin(check=options.check)
@@ -183,14 +183,25 @@ def bench(
     return outcome
 
 
-def _heal(target: Target, options: Options, tell: Tell) -> list[Mapping[str, Any]]:
-    """Has the box mended as far as a server needs it that is about to be started; says what was done.
+def _heal(
+    inventory: Inventory, servers: Iterable[str], target: Target, options: Options, tell: Tell
+) -> list[Mapping[str, Any]]:
+    """Has the box mended as far as these servers need it before they are started; says what was done.
 
     Raises Stopped where something is left that keeps CUDA from starting.
     """
     if target.machines is None or target.base is not None:
         return []  # this machine: it is ours to measure, not to mend
-    restorer = Restorer(target.machines, target.name, tell=tell, allowed=options.allowed)
+    wants = Wants(models_of(inventory, list(servers)))
+    allowed = options.allowed
+
+    def asked(remedy: Remedy, where: str, shown: str) -> bool:
+        # What the inventory says of models is done unasked, as units of servers are placed unasked.
+        return allowed is None or remedy.playbook in ("tmpfs", "stage") or allowed(remedy, where, shown)
+
+    restorer = Restorer(
+        target.machines, target.name, inventory, wants, tell=tell, allowed=asked if allowed else None, verify=True
+    )
     try:
         healing = restorer.heal()
     except NotAllowed as error:

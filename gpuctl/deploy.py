@@ -111,9 +111,16 @@ def stage_at_boot(
 
 
 def unit_of(
-    start: Start, server: Server, *, models: Sequence[str] = (), argv: Sequence[str] | None = None, boot: bool = False
+    start: Start,
+    server: Server,
+    *,
+    models: Sequence[str] = (),
+    argv: Sequence[str] | None = None,
+    boot: bool = False,
+    after: Sequence[str] = (),
 ) -> File:
-    """The unit of a server that is about to be started. `models`: paths in memory that have to be mounted first.
+    """The unit of a server that is about to be started. `models`: paths in memory that have to be mounted first;
+    `boot`: it is also started at each boot, `after` these units, which it needs.
 
     Raises CannotRender.
     """
@@ -131,6 +138,7 @@ def unit_of(
             user=server.user,
             secrets=start.secrets,
             mounts=tuple(sorted(needed)),
+            after=tuple(after),
             boot=boot,
         )
     )
@@ -153,8 +161,8 @@ def placer(
     def place(start: Start) -> None:
         server = servers[start.unit]
         try:
-            program = _program(start.argv[0], way, start.env) if start.argv else ""
-            file = unit_of(start, server, models=models, argv=(program, *start.argv[1:]))
+            first = program(start.argv[0], way, start.env) if start.argv else ""
+            file = unit_of(start, server, models=models, argv=(first, *start.argv[1:]))
         except CannotRender as error:
             raise SupervisionError(f"{start.unit}: {error}") from None
         trap = next((trap for trap in nccl.lint(start.env) if trap.severity is Severity.CRITICAL), None)
@@ -172,7 +180,7 @@ def placer(
     return place
 
 
-def _program(word: str, way: Transport, env: Mapping[str, str]) -> str:
+def program(word: str, way: Transport, env: Mapping[str, str]) -> str:
     """The absolute path of a program there: systemd looks for a bare name in folders of its own only."""
     if word.startswith("/"):
         return word

@@ -144,7 +144,7 @@ def server(wanted: ServerUnit) -> File:
         argv = _with_secrets(argv, wanted.secrets)
     unit = [
         f"Description={_description(wanted.title or wanted.unit)}",
-        "After=network.target nvidia-persistenced.service",
+        "After=network.target nvidia-persistenced.service gpuctl-devices.service",
         *(f"RequiresMountsFor={unit_path(path, 'mount')}" for path in wanted.mounts),
         *(f"{key}={unit_name(name)}" for name in wanted.after for key in ("Requires", "After")),
     ]
@@ -177,7 +177,9 @@ def server(wanted: ServerUnit) -> File:
         service += [f"NUMAMask={_list_of_numbers(mask, 'numa')}"] if policy not in ("default", "local") else []
     header = f"{OURS}# gpuctl campaign: {_comment(wanted.campaign)}\n" if wanted.campaign else OURS
     header += "# Rendered as a whole: what is changed here is gone the next time.\n"
-    install = ["WantedBy=multi-user.target"] if wanted.boot else []
+    # Started again with what it needs: where that failed and is tried again, a start at boot alone would be over.
+    needs = " ".join(name for name in wanted.after if name.startswith("gpuctl-stage-"))
+    install = [f"WantedBy={' '.join(('multi-user.target', needs)).strip()}"] if wanted.boot else []
     return File(f"{UNITS}/{unit_name(wanted.unit)}.service", _unit(header, Unit=unit, Service=service, Install=install))
 
 

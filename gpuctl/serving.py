@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -153,6 +154,35 @@ def bring_up(
         if isinstance(error, StartFailed):
             raise StartFailed(log.explain(error.failure)) from None
         raise
+    return up
+
+
+def follow(
+    engine: ModuleType,
+    launch: Launch,
+    supervisor: Supervisor,
+    *,
+    tell: Tell,
+    known_answer: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Up:
+    """A server that somebody else started, as systemd does at boot: waits until it is ready, makes sure who answers.
+
+    It runs on, however this ends. Raises StartFailed.
+    """
+    began, unit = time.monotonic(), unit_name(launch.name)
+    log = Log(launch.server, launch.name, Path(os.devnull), tell)
+    up = Up(launch, engine, unit, Identity(), None, 0.0, log=log)
+    up.watch = supervisor.watch(unit, [launch.base_url + path for path in engine.HEALTH], log.take)
+    try:
+        _wait_ready(up, log, began)
+        up.ready_s = time.monotonic() - began
+        _identify(up, supervisor, headers)
+        _answer(up, supervisor, known_answer or {}, headers)
+    except StartFailed as error:
+        raise StartFailed(log.explain(error.failure)) from None
+    finally:
+        up.watch.close()
     return up
 
 

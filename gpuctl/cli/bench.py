@@ -10,6 +10,7 @@ import click
 
 from gpuctl.cli import FINDINGS, INTERRUPTED, WELL
 from gpuctl.cli._console import document, out, say
+from gpuctl.cli._mending import Mending, allow
 from gpuctl.cli._options import (
     check_option,
     inventory_option,
@@ -24,8 +25,6 @@ from gpuctl.cli._options import (
 if TYPE_CHECKING:
     from gpuctl.bench import Outcome
     from gpuctl.facts.boot import Happened
-    from gpuctl.finding import Remedy
-    from gpuctl.playbook import Step
     from gpuctl.records import CellId, Record
     from gpuctl.store import Run
 
@@ -69,7 +68,7 @@ def command(
         only=only,
         check=check,
         command=("gpuctl", *words),
-        allowed=None if yes else _allow,
+        allowed=None if yes else allow,
     )
     box = target or known.phase(phase).target or "local"
     machine = verb.target(known, box)
@@ -98,29 +97,14 @@ def command(
     return FINDINGS if outcome.failed else WELL
 
 
-def _allow(remedy: Remedy, where: str, shown: str) -> bool:
-    """Asks whoever sits at the terminal. Raises NotAllowed where nobody does, and when the answer is no."""
-    from gpuctl.restore import NotAllowed
-
-    if not (sys.stdin.isatty() and click.confirm("make this change, and go on?", err=True)):
-        raise NotAllowed(remedy, where)
-    return True
-
-
-class _Console:
+class _Console(Mending):
     """Prints what happens in the style of the campaign's tables."""
 
     def __init__(self, run: Run, baseline: str | None, *, quiet: bool) -> None:
         self.run, self.baseline, self.quiet = run, baseline, quiet
         self.group: tuple[Any, ...] | None = None
-        self.print = say if quiet else out
-        self.live = sys.stderr.isatty() and not quiet
+        super().__init__(say if quiet else out, live=sys.stderr.isatty() and not quiet)
         self.waited = 0.0  # when it was last said that something is waited for
-
-    def tell(self, event: str, **facts: Any) -> None:
-        handler = getattr(self, f"on_{event}", None)
-        if handler is not None:
-            handler(**facts)
 
     def on_phase(self, phase: str, title: str, servers: int, cells: int) -> None:
         from gpuctl.reports.terminal import banner
@@ -155,17 +139,9 @@ class _Console:
         self.print(f"{line}\n  {server}  {engine}  {title}\n{line}")
         self.group = None
 
-    def on_stage(self, server: str, stage: str) -> None:
-        if self.live:
-            click.echo(f"\r\033[K  {stage} ...", err=True, nl=False)
-
     def on_measuring(self, cell: CellId) -> None:
         if self.live:
             click.echo(f"\r\033[K  {cell.workload}/{cell.point} ...", err=True, nl=False)
-
-    def _clear(self) -> None:
-        if self.live:
-            click.echo("\r\033[K", err=True, nl=False)
 
     def on_ready(self, server: str, ready_s: float, identity: Any) -> None:
         self._clear()
@@ -205,28 +181,6 @@ class _Console:
         from gpuctl.facts.boot import IN_WORDS
 
         self.print(f"  {box} is not as the campaign left it: {IN_WORDS[happened]}")
-
-    def on_would(self, remedy: Remedy, where: str, shown: str) -> None:
-        self._clear()
-        restarts = f", and then the {remedy.restarts} restarts" if remedy.restarts else ""
-        self.print(f"  {remedy.playbook}.yml on {where}{restarts}:")
-        for line in shown.splitlines():
-            self.print(f"    {line}")
-
-    def on_found(self, box: str, finding: Any) -> None:
-        self._clear()
-        self.print(f"  SAW {finding.summary}")
-
-    def on_playing(self, remedy: Remedy, where: str) -> None:
-        self.print(f"  DOES {remedy.playbook}.yml on {where}")
-
-    def on_step(self, step: Step) -> None:
-        if self.live:
-            click.echo(f"\r\033[K  {step.task} ...", err=True, nl=False)
-
-    def on_mended(self, finding: Any, gone: bool, text: str) -> None:
-        self._clear()
-        self.print("  GONE, as another look shows" if gone else f"  STILL THERE{f': {text}' if text else ''}")
 
     def on_healthy(self, box: str, took_s: float) -> None:
         self._clear()

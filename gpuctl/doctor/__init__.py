@@ -9,7 +9,7 @@ saved                      snapshots as one document that may be mailed
 
 from gpuctl.doctor.boxes import box_from, read_snapshots, saved
 from gpuctl.doctor.diagnosis import Diagnosis, diagnose, ids
-from gpuctl.doctor.healing import Healing, Played, Step, heal, together
+from gpuctl.doctor.healing import Healing, Played, Step, heal, together, wrong
 from gpuctl.doctor.telling import as_json, explain, render_healing, render_text
 from gpuctl.snapshots import NotASnapshot
 
@@ -30,4 +30,5 @@ __all__ = [
     "render_text",
     "saved",
     "together",
+    "wrong",
 ]

@@ -84,7 +84,7 @@ def heal(
         gone = all(other.id != finding.id for other in diagnosis.all)
         steps.append(Step(finding, remedy, played, gone))
         on_step(finding, steps[-1])
-        if not played.ok:
+        if not played.ok and finding.severity is Severity.CRITICAL:
             return Healing("failed", before, diagnosis, tuple(steps), wrong(diagnosis, wanted), box)
     left = wrong(diagnosis, wanted)
     if left:

@@ -44,13 +44,18 @@ class Unit:
 
     @property
     def well(self) -> bool:
-        return self.active == "active" and self.health == 200
+        return self.active == "active" and self.answers
+
+    @property
+    def answers(self) -> bool:
+        """It can generate; of a server that the inventory does not know, nobody knows where to ask."""
+        return self.health in (200, "unknown")
 
     @property
     def starting(self) -> bool:
         """It runs and has not had its time yet."""
         young = self.since_s is None or self.since_s < self.within_s
-        return self.active in ("active", "activating", "reloading") and self.health != 200 and young
+        return self.active in ("active", "activating", "reloading") and not self.answers and young
 
 
 def _models(snapshot: Snapshot) -> tuple[Model, ...]:
