@@ -7,6 +7,7 @@ starts itself.
 
 from __future__ import annotations
 
+import difflib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -167,7 +168,8 @@ class Restorer:
                 "path": found.path,
                 "state": found.state,
                 "in_memory": found.in_memory,
-                "mount": mount.get("point") if mount.get("in_memory") else None,
+                # /run is in memory, too: the system's own, a tenth of the machine, and not for this
+                "mount": mount.get("point") if mount.get("in_memory") and mount.get("point") != "/run" else None,
                 "missing": list(found.missing),
             }
         return told
@@ -182,14 +184,14 @@ class Restorer:
         health = self._health({unit: self._urls(unit) for unit in wanted})
         told = {}
         for unit in wanted:
-            known, server = units.get(unit, {}), self._server(unit)
+            known = units.get(unit, {})
             since = known.get("since")
             told[unit] = {
                 "ActiveState": known.get("ActiveState", "absent"),
                 "Result": known.get("Result", ""),
                 "health": health[unit],
                 "since_s": round(glance["now"] - since, 1) if since else None,
-                "within_s": server.ready_within_s if server else 900,
+                "within_s": self._ready_within(unit),
                 "note": glance["failed"].get(unit, ""),
             }
         return told
@@ -287,11 +289,30 @@ class Restorer:
         if remedy.playbook == "stage":
             found = self._found[str(remedy.vars["model"])]
             size = f" ({size_of(found.source_bytes)})" if found.source_bytes else ""
-            return f"model {found.model}{size} into {found.path}\n{self._boot_stage(found.model, check=True).diff}"
+            text = f"model {found.model}{size} into {found.path}\n"
+            return text + (self._differences(self._boot_stage_files(found.model)) if self._systemd() else "")
         if remedy.playbook == "server" and remedy.vars.get("wait"):
-            return f"waits for {remedy.vars['unit']}, which is starting"
+            return f"nothing: it is waited for, up to {self._ready_within(str(remedy.vars['unit'])):g} s"
+        if remedy.playbook == "server" and self._server(str(remedy.vars["unit"])) is not None:
+            return self._differences(self.boot_unit(str(remedy.vars["unit"])))
         outcome = self._change(remedy, check=True)
         return outcome.diff or ("" if outcome.well else outcome.why)
+
+    def _ready_within(self, unit: str) -> float:
+        server = self._server(unit)
+        return server.ready_within_s if server is not None else 900.0
+
+    def _differences(self, files: Sequence[render.File]) -> str:
+        """What placing these files would change. Not asked of Ansible, which minds what is not there yet."""
+        text = []
+        for file in files:
+            there = self.way.run(["cat", file.path], timeout=30)
+            before = there.text.splitlines(keepends=True) if there.rc == 0 else []
+            if file.brief:
+                text += [] if there.text == file.text else [f"{file.path}: a new version\n"]
+                continue
+            text += difflib.unified_diff(before, file.text.splitlines(keepends=True), file.path, file.path)
+        return "".join(text)
 
     def _change(self, remedy: Remedy, *, check: bool = False) -> Outcome:
         values = remedy.vars
@@ -353,13 +374,14 @@ class Restorer:
         placed = self._boot_stage(name)
         return replace(placed, changed={**placed.changed, self.machine.name: 1}, seconds=took + placed.seconds)
 
-    def _boot_stage(self, name: str, *, check: bool = False) -> Outcome:
+    def _boot_stage_files(self, name: str) -> tuple[render.File, ...]:
+        return staging.boot_files(self._job(name), str(PurePosixPath(self._model(name).path).parent))
+
+    def _boot_stage(self, name: str) -> Outcome:
         """Places what stages a model at boot, unless it is in place. Nothing on machines without systemd."""
-        folder = str(PurePosixPath(self._model(name).path).parent)
-        files = staging.boot_files(self._job(name), folder)
-        unit = f"gpuctl-stage-{name}.service"
+        files, unit = self._boot_stage_files(name), f"gpuctl-stage-{name}.service"
         if self._systemd() and not self._in_place(files, unit):
-            return self._play("stage", {"stage_files": [file.as_vars() for file in files]}, check=check)
+            return self._play("stage", {"stage_files": [file.as_vars() for file in files]}, check=False)
         return Outcome("", (), {}, 0.0)
 
     def _systemd(self) -> bool:

@@ -12,13 +12,21 @@ from gpuctl.finding import Finding, Layer, Remedy
 
 LAYER = Layer.MODEL
 
+SAID = {
+    "absent": "is neither in its place nor at its source",
+    "complete": "is not in memory",
+    "metadata only": "is not in memory, and its source has no weights",
+    "partial": "is not in memory, and its source is not whole",
+    "stale": "is not the one of its source",
+}
+
 
 def check(box: Box) -> Iterator[Finding]:
     for model in box.guest.get(serving.MODELS, ()):
         if model.well or model.why:
             continue
         yield Finding(
-            f"model {model.name} is {model.state} at {model.path}",
+            f"model {model.name} {SAID.get(model.state, f'is {model.state}')}: {model.path}",
             LAYER,
             evidence=model.missing[:8],
             remedy=Remedy("stage", {"model": model.name}) if model.in_memory else None,
