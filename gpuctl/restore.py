@@ -188,6 +188,7 @@ class Restorer:
             since = known.get("since")
             told[unit] = {
                 "ActiveState": known.get("ActiveState", "absent"),
+                "SubState": known.get("SubState", ""),
                 "Result": known.get("Result", ""),
                 "health": health[unit],
                 "since_s": round(glance["now"] - since, 1) if since else None,

@@ -37,6 +37,15 @@ class World:
     starts: int = 0
     played: list[Remedy] = field(default_factory=list)
     deaf: frozenset[str] = frozenset()  # playbooks that succeed and change nothing
+    # above CUDA: what `gpuctl restore` looks after
+    serves: bool = False  # the box is to serve a model from memory
+    source: str = "complete"  # where the model comes from: complete | metadata only (a hub has the rest) | absent
+    staged: str = ""  # the copy in memory: staged | partial | corrupt; empty: none
+    mounted: bool = False
+    server: str = "inactive"  # active | hung | inactive | failed
+    at_boot: bool = False  # units that mount, stage and start it
+    tuned: bool | None = None  # None: no settings are kept
+    wedged: bool = False  # the settings do not take
 
     def numbers(self):
         found = {CTL: (195, 255), **{f"/dev/nvidia{n}": (195, n) for n in range(self.gpus)}}
@@ -70,6 +79,7 @@ class World:
         devices = conf.devices().values()
         if any(device.path not in self.host for device in devices) or lxc.malformed_rules(conf):
             return
+        self.memory_is_lost()
         passed = {device.path: ("c", *self.host[device.path]) for device in devices}
         for device in devices:
             self.inside[device.path] = ("char", *self.host[device.path], device.mode)
@@ -81,6 +91,18 @@ class World:
         self.rules = lxc.rules_of(conf, passed)
         self.unprivileged = conf.unprivileged
         self.running = True
+        if self.at_boot:
+            self.mounted, self.staged = True, "staged" if self.source == "complete" else ""
+            self.start_server()
+
+    def memory_is_lost(self):
+        self.mounted, self.staged = False, ""
+        self.server = "inactive"
+
+    def start_server(self):
+        """As an engine does: it ends without a model or without CUDA."""
+        works = self.running and self.staged == "staged" and self.cuda(bool(self.user))["cuInit"] == 0
+        self.server = "active" if works else "failed"
 
     # -- what it answers --
 
@@ -146,6 +168,9 @@ class World:
             "service": {"env": {}},
             "guests": {str(VMID): {"cgroup": f"/sys/fs/cgroup/lxc/{VMID}/ns" if self.running else None}},
         }
+        if self.tuned is not None:
+            state = "active" if self.tuned else "failed"
+            node["units"]["gpuctl-tune.service"] = {"UnitFileState": "enabled", "ActiveState": state}
         if self.node_unit:
             node["files"]["/etc/systemd/system/gpuctl-nvidia-devices.service"] = (
                 "[Unit]\nBefore=pve-guests.service\n[Service]\nExecStart=/usr/bin/nvidia-modprobe -c 0 -u\n"
@@ -171,6 +196,13 @@ class World:
             "service": {"env": {}} | ({"user": self.user, "uid": 999, "groups": [999]} if self.user else {}),
             "stat": {"/usr/bin/nvidia-modprobe": {"error": "ENOENT"}},
         }
+        if self.serves:
+            state = self.staged or self.source
+            mount = "/run/gpuctl/models" if self.mounted else None
+            guest["models"] = {"qwen": {"path": "/run/gpuctl/models/q", "state": state, "mount": mount}}
+            active = {"hung": "active"}.get(self.server, self.server)
+            health = {"active": 200, "hung": "timeout"}.get(self.server, "refused")
+            guest["serving"] = {"gpuctl-x.service": {"ActiveState": active, "health": health, "since_s": 5000}}
         return Box(Snapshot(guest), Snapshot(node), wanted)
 
     def uid_map(self):
@@ -205,6 +237,21 @@ class World:
         elif remedy.playbook == "devices":
             self.make_nodes()
             self.node_unit = self.node_unit or values["permanent"]
+        elif remedy.playbook == "tune":
+            self.tuned = not self.wedged
+            return Played(self.tuned, True, "" if self.tuned else "power_limit: it did not take")
+        elif remedy.playbook == "tmpfs":
+            self.mounted = True
+        elif remedy.playbook == "stage":
+            if self.source == "absent":
+                return Played(False, False, "qwen: nothing to stage it from")
+            assert self.mounted, "nothing goes into what is no memory file system"
+            self.source = self.staged = "complete"
+            self.staged = "staged"
+        elif remedy.playbook == "server":
+            self.start_server()
+            if self.server != "active":
+                return Played(False, True, "gpuctl-x died")
         else:
             raise AssertionError(remedy)
         return Played(True)

@@ -15,14 +15,15 @@ LAYER = Layer.SERVER
 
 def check(box: Box) -> Iterator[Finding]:
     for unit in box.guest.get(serving.SERVERS, ()):
-        if unit.active in ("active", "activating", "reloading"):
+        if unit.runs:
             continue
-        evidence = [f"{unit.name}: {unit.active}{f', result {unit.result}' if unit.result else ''}"]
+        again = " (it failed, and systemd will try again)" if unit.sub == "auto-restart" else ""
+        evidence = [f"{unit.name}: {unit.active}{f', result {unit.result}' if unit.result else ''}{again}"]
         evidence += [f"it left a note at boot: {unit.note}"] if unit.note else []
         yield Finding(
             f"{unit.name} does not run",
             LAYER,
             evidence=tuple(evidence),
-            remedy=Remedy("server", {"unit": unit.name}),
+            remedy=Remedy("server", {"unit": unit.name, "anew": True} if again else {"unit": unit.name}),
             advice=f"in the guest: systemctl start {unit.name}; journalctl -u {unit.name} says why it ended",
         )

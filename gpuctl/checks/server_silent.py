@@ -15,7 +15,7 @@ LAYER = Layer.SERVER
 
 def check(box: Box) -> Iterator[Finding]:
     for unit in box.guest.get(serving.SERVERS, ()):
-        if unit.active not in ("active", "activating", "reloading") or unit.answers:
+        if not unit.runs or unit.answers:
             continue
         waits = unit.starting
         time = f" for {unit.since_s:.0f} s" if unit.since_s is not None else ""

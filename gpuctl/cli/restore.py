@@ -80,7 +80,7 @@ def _restored(restorer: Restorer, machine: Machine, check: bool, line: Callable[
             for finding, text in shown:
                 line(f"  SAW  {finding.layer.name}: {finding.summary}")
                 on = (machine.node if finding.remedy and finding.remedy.on == "node" else None) or machine.name
-                line(f"  {does(finding.remedy, on)} would change:" if finding.remedy else "  would do:")
+                line(f"  {does(finding.remedy, on)} would change:" if finding.remedy else "  it would do:")
                 for one in text.splitlines() or ["nothing in files"]:
                     line(f"    {one}")
             line(f"{diagnosis.box}: {'nothing was changed (--check)' if shown else _words(state)}")

@@ -37,14 +37,15 @@ class Unit:
     name: str
     active: str  # as systemd's ActiveState; `absent` where there is no such unit
     result: str = ""
+    sub: str = ""  # SubState; auto-restart: it failed, and systemd waits before it tries again
     health: Any = None
     note: str = ""  # what it left when it gave up at boot
     since_s: float | None = None  # seconds in this state
     within_s: float = 900.0  # so long it may take to start
 
     @property
-    def well(self) -> bool:
-        return self.active == "active" and self.answers
+    def runs(self) -> bool:
+        return self.active in ("active", "activating", "reloading") and self.sub != "auto-restart"
 
     @property
     def answers(self) -> bool:
@@ -55,7 +56,7 @@ class Unit:
     def starting(self) -> bool:
         """It runs and has not had its time yet."""
         young = self.since_s is None or self.since_s < self.within_s
-        return self.active in ("active", "activating", "reloading") and not self.answers and young
+        return self.runs and not self.answers and young
 
 
 def _models(snapshot: Snapshot) -> tuple[Model, ...]:
@@ -79,6 +80,7 @@ def _units(snapshot: Snapshot) -> tuple[Unit, ...]:
                 str(name),
                 str(told.get("ActiveState", "absent")),
                 str(told.get("Result", "")),
+                str(told.get("SubState", "")),
                 200 if str(health) == "200" else health,
                 str(told.get("note", "")),
                 None if since is None else float(since),
