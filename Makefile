@@ -3,7 +3,7 @@ PYTHON ?= python3
 V := .venv
 BIN := $(V)/bin
 
-.PHONY: help latex demo test check check-then-e2e lint types contracts unit e2e lab lab-down lab-test golden perf build clean
+.PHONY: help latex demo test check check-then-e2e lint types contracts unit e2e lab lab-down lab-test golden perf soak build clean
 
 help:            ## what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## ?/  make \1\t/' | expand -t 22
@@ -82,6 +82,10 @@ perf: $(V)/ready ## how true the load generator is, beside aiohttp and http.clie
 	$(BIN)/python tests/perf/accuracy.py --write
 	$(BIN)/python tests/perf/overhead.py --write
 	$(BIN)/python tests/perf/doctor.py --write
+
+RUNS ?= 50
+soak: $(V)/ready ## RUNS=50 campaigns in the lab with faults at random moments (SEED=N replays); docs/reliability.md
+	$(BIN)/python -m tests.soak --runs $(RUNS) $(if $(SEED),--seed $(SEED))
 
 golden: $(V)/ready ## rewrite the golden files after a wanted change of output
 	$(BIN)/pytest -q --update-golden --ignore=tests/e2e --ignore=tests/perf --ignore=tests/gpu -m 'not lab'

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from gpuctl import cells as cells_
-from gpuctl import deploy, hosts, plugins, together
+from gpuctl import deploy, hosts, plugins, staging, together
 from gpuctl.cells import Cell
 from gpuctl.config import Inventory, Model, PhasePlan, Server
 from gpuctl.engines import Launch, environment
@@ -31,6 +32,7 @@ from gpuctl.measuring import Measured, measure
 from gpuctl.records import MEASURED, CellId, Failure, Record, State
 from gpuctl.restore import NotAllowed, Restorer, Wants, models_of
 from gpuctl.serving import StartFailed, Tell, Up, bring_up, take_down, unit_name
+from gpuctl.staging import StagingError
 from gpuctl.store import Run, now
 from gpuctl.supervision import Processes, SupervisionError, Supervisor, Units, UnitState
 from gpuctl.transport import AGENTS, Refused, Transport, TransportError, agent
@@ -139,6 +141,12 @@ def bench(
     )
     guard.begin(check=options.check)
     survey = _survey(target, launches, inventory)
+    if not options.check and any(
+        "error" in survey["models"].get(inventory.models[name].path, {})
+        for name in models_of(inventory, list(by_server))
+    ):
+        guard.tend(None)  # it was in memory, and somebody took it away
+        survey = _survey(target, launches, inventory)
     supervisor = _supervisor(inventory, target, survey)
     if not options.check:
         _stop_orphans(supervisor, inventory.campaign, run, tell)
@@ -153,6 +161,10 @@ def bench(
             return outcome
         while todos:
             try:
+                if (bad := _bad_model(todos[0], inventory, target, guard)) is not None:
+                    for cell, parts in todos.pop(0).pending:
+                        _keep(cell, parts, now(), _failed(bad), None, survey, run, tell, outcome)
+                    continue
                 with Gauges(target.transport, _agent_python(target)) as gauges:
                     _serve_and_measure(
                         todos[0], inventory, plan, target, supervisor, gauges, survey, run, tell, outcome, guard, tries
@@ -202,12 +214,23 @@ def _heal(
     restorer = Restorer(
         target.machines, target.name, inventory, wants, tell=tell, allowed=asked if allowed else None, verify=True
     )
+    began = time.monotonic()
     try:
         healing = restorer.heal()
     except NotAllowed as error:
         raise Stopped(f"{target.name} {error}") from None
+    finally:
+        restorer.close()
+    took = time.monotonic() - began
+    tell("healthy", box=target.name, state=healing.state, took_s=took, spent=restorer.spent, looks=restorer.looks)
     done: list[Mapping[str, Any]] = [
-        {"finding": step.finding.id, "saw": step.finding.summary, "did": step.remedy.playbook, "gone": step.gone}
+        {
+            "finding": step.finding.id,
+            "saw": step.finding.summary,
+            "did": step.remedy.playbook,
+            "gone": step.gone,
+            **({"why": step.played.text} if step.played.text else {}),
+        }
         for step in healing.steps
     ]
     if healing.state in ("stuck", "failed") and healing.after.works is False:
@@ -215,6 +238,40 @@ def _heal(
         text = next((step.played.text for step in healing.steps if not step.played.ok), "")
         raise Stopped(f"{target.name} is not mended: {why}{f' ({text})' if text else ''}", stuck=True)
     return done
+
+
+def _bad_model(todo: _Todo, inventory: Inventory, target: Target, guard: Guard) -> Failure | None:
+    """Reads a server's models in memory before they are served: a bit that turned would make numbers that look well.
+
+    Has the box healed where one is not what it was staged as; the failure, where that did not help. Raises _BrokenOff
+    when the machine is away.
+    """
+    names = models_of(inventory, [todo.server])
+    if target.machines is None or target.base is not None or not names:
+        return None
+    machine = target.machines.machines[target.name]
+
+    def bad(why: str = "") -> Failure | None:
+        for name in names:
+            found = staging.look(target.transport, staging.job_for(name, inventory.models[name], machine), verify=True)
+            if not found.well:
+                what = f"model {name} is not in order: {why or next(iter(found.missing), found.state)}"
+                return Failure("no_model", what, found.missing[:8], f"gpuctl stage {name} says more")
+        return None
+
+    try:
+        if not guard.tended_just_now():
+            if bad() is None:
+                return None
+            done = guard.tend(None)
+            return bad(next((str(step["why"]) for step in done if step.get("why")), ""))
+        return bad()
+    except StagingError as error:
+        return Failure("no_model", str(error))
+    except Refused:
+        raise
+    except TransportError as error:
+        raise _BrokenOff(Failure("machine_away", str(error)), guard.away() or str(error), None) from None
 
 
 def _recovered(broken: _BrokenOff, guard: Guard, supervisor: Supervisor, run: Run, tell: Tell) -> Happened:
@@ -230,7 +287,13 @@ def _recovered(broken: _BrokenOff, guard: Guard, supervisor: Supervisor, run: Ru
     if not broken.away and broken.failure.kind != "machine_away":  # the box is there: only the server ended
         run.event("server_died", why=broken.failure.summary)
         tell("broken_off", failure=broken.failure)
-        return Happened.SERVICE_DIED
+        try:
+            guard.tend(Happened.SERVICE_DIED)
+            return Happened.SERVICE_DIED
+        except Refused:
+            raise
+        except TransportError as error:  # it went on from there
+            return guard.recover(str(error), serves)
     return guard.recover(broken.away or broken.failure.summary, serves)
 
 

@@ -25,6 +25,7 @@ STARTING_S = 180.0  # a unit that hangs while booting holds up no longer than th
 NODE_S = 90.0  # the guest answers and its node does not: so long is the node waited for
 OFF_S = 10.0  # the node says that the guest does not run, and says so again after this
 ROUNDS = 3
+JUST_NOW_S = 20.0
 
 
 class Stopped(Exception):
@@ -105,6 +106,7 @@ class Guard:
         self.ways, self.run, self.tell, self.heal = ways, run, tell, heal
         self.within_s, self._sleep, self._clock = within_s, sleep, clock
         self.known: BoxBoot | None = None
+        self._tended: float | None = None
 
     def begin(self, *, check: bool = False) -> Happened | None:
         """Knows the box from now on. One that started anew since this campaign's last event, or that it has not seen
@@ -172,8 +174,7 @@ class Guard:
             self.tell("back", box=name, happened=what, away_s=away_s)
             try:
                 if what is not Happened.NETWORK:
-                    self._healed(what)
-                    self._know(look(self.ways).boot)  # healing may restart the guest
+                    self.tend(what)  # which may restart the guest: it is known anew then
             except Refused:
                 raise
             except TransportError as error:
@@ -184,11 +185,22 @@ class Guard:
             f"{name} went away {ROUNDS} times while it was healed; look what ails it: gpuctl doctor -t {name}"
         )
 
-    def _healed(self, what: Happened | None) -> None:
-        began = self._clock()
-        for step in self.heal(what):
+    def tend(self, what: Happened | None) -> list[Mapping[str, Any]]:
+        """Has a box healed that is there; what was done. Raises TransportError, Stopped."""
+        done = self._healed(what)
+        self._know(look(self.ways).boot)
+        return done
+
+    def tended_just_now(self) -> bool:
+        """Whether the box was looked at and healed in the last seconds."""
+        return self._tended is not None and self._clock() - self._tended < JUST_NOW_S
+
+    def _healed(self, what: Happened | None) -> list[Mapping[str, Any]]:
+        done = self.heal(what)
+        for step in done:
             self.run.event("healed", box=self.ways.name, **step)
-        self.tell("healthy", box=self.ways.name, took_s=self._clock() - began)
+        self._tended = self._clock()
+        return done
 
     def _wait(self, began: float) -> Seen:
         """Until the box is there and settled; with a guest that its node says is off, without the guest."""

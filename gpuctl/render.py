@@ -135,6 +135,15 @@ class ServerUnit:
     boot: bool = False  # started at boot, and again when it fails
 
 
+_AGAIN = (
+    "Restart=on-failure",
+    "RestartSec=30",
+    "# SGLang ends itself so when it is stopped: no failure then. Killed by others it is started again all the same.",
+    "SuccessExitStatus=SIGKILL",
+    "RestartForceExitStatus=SIGKILL",
+)
+
+
 def server(wanted: ServerUnit) -> File:
     """The unit of a server. Raises CannotRender."""
     argv, env = wanted.argv, _environment(wanted.argv, wanted.env)
@@ -159,7 +168,7 @@ def server(wanted: ServerUnit) -> File:
         *(f"Environment={env_assignment(name, value)}" for name, value in env.items()),
         *(f"LoadCredential={unit_name(name)}:{unit_path(file, name)}" for name, file in wanted.secrets.items()),
         exec_line(argv),
-        *(["Restart=on-failure", "RestartSec=30"] if wanted.boot else ["Restart=no"]),
+        *(_AGAIN if wanted.boot else ["Restart=no"]),
         "# One of its processes killed for memory ends all of them: the rest would hang waiting for it.",
         "OOMPolicy=stop",
         "TimeoutStopSec=60",

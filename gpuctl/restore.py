@@ -358,22 +358,21 @@ class Restorer:
             return staging.fetch(self.way, self._job(name), on_progress=lambda row: self.tell("progress", row=row))
 
     def _stage(self, name: str) -> Outcome:
-        """The model into memory, and what does so at each boot."""
+        """The model into memory, and what does so at each boot. Counted as staging is the moving of bytes alone."""
         node = self.machine.node if self.machine.node in self.machines.machines else None
         limits = []
         if node is not None:
             limits = staging.node_limits(hosts.transports(self.machines)[node], self.machine.vmid)
-        before = time.monotonic()
-        staging.stage(
-            self.way,
-            self._job(name),
-            verify=True,
-            limits=limits,
-            on_progress=lambda row: self.tell("progress", row=row),
-        )
-        took = time.monotonic() - before
+        with self._timed("moving"):
+            staging.stage(
+                self.way,
+                self._job(name),
+                verify=True,
+                limits=limits,
+                on_progress=lambda row: self.tell("progress", row=row),
+            )
         placed = self._boot_stage(name)
-        return replace(placed, changed={**placed.changed, self.machine.name: 1}, seconds=took + placed.seconds)
+        return replace(placed, changed={**placed.changed, self.machine.name: 1})
 
     def _boot_stage_files(self, name: str) -> tuple[render.File, ...]:
         return staging.boot_files(self._job(name), str(PurePosixPath(self._model(name).path).parent))
@@ -470,6 +469,51 @@ class Restorer:
             shown.append((finding, text))
         return diagnosis, shown
 
+    def install(self) -> Played:
+        """Places all that brings the box back by itself at its next boot (playbooks/site.yml), in guest and node; what
+        runs is left as it is. To be called after `look`. Raises TransportError, and what `allowed` raises."""
+        machines = [self.machine.name]
+        if self.machine.kind == "guest" and self.machine.node in self.machines.machines:
+            machines.insert(0, str(self.machine.node))
+        remedy = Remedy("site")
+        try:
+            files = self._boot_files()
+            variables = {name: [file.as_vars() for file in several] for name, several in files.items()}
+
+            def site(check: bool) -> Outcome:
+                source = self.machines.source
+                return play("site", source, machines, variables, check=check, on_step=self._step)
+
+            if self.allowed is not None:
+                would = site(True)
+                if would.well and not any(would.changed.values()):
+                    return Played(True, False)
+                where = ", ".join(machines)
+                self.tell("would", remedy=remedy, where=where, shown=would.diff or would.why)
+                if not self.allowed(remedy, where, would.diff):
+                    return Played(False, False, "not wanted")
+            self.tell("playing", remedy=remedy, where=", ".join(machines))
+            with self._timed("site"):
+                done = site(False)
+        except MISHAPS as error:
+            return Played(False, False, str(error))
+        return Played(done.well, any(done.changed.values()), done.why)
+
+    def _boot_files(self) -> dict[str, list[render.File]]:
+        """Variable of site.yml -> files, each path once."""
+        wants = self._wanted()
+        folders: dict[str, list[staging.Found]] = {}
+        for name in wants.models:
+            found = self._found[name]
+            folders.setdefault(str(PurePosixPath(found.path).parent), []).append(found)
+        known = [f"gpuctl-{name}.service" for name in wants.servers if self._server(f"gpuctl-{name}.service")]
+        several: dict[str, list[render.File]] = {
+            "tmpfs_files": [render.tmpfs(staging.tmpfs_for(self.machine, *each)) for each in folders.items()],
+            "stage_files": [file for name in wants.models for file in self._boot_stage_files(name)],
+            "server_files": [file for unit in known for file in self.boot_unit(unit)],
+        }
+        return {name: list({file.path: file for file in files}.values()) for name, files in several.items()}
+
     def close(self) -> None:
         self.way.close()
 
@@ -498,4 +542,4 @@ def needed(finding: Finding) -> bool:
 
 def overhead(spent: Mapping[str, float], took: float) -> float:
     """Seconds of a restore beyond moving the models and starting the engine."""
-    return took - sum(spent.get(what, 0.0) for what in ("stage", "download", "engine start"))
+    return took - sum(spent.get(what, 0.0) for what in ("moving", "download", "engine start"))

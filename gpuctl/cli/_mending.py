@@ -97,3 +97,17 @@ def does(remedy: Remedy, where: str) -> str:
         return f"{how} {values['unit']} on {where}"
     restarts = f", and the {remedy.restarts} restarts" if remedy.restarts else ""
     return f"{remedy.playbook}.yml on {where}{restarts}"
+
+
+_PARTS = {"download": "downloading", "moving": "staging", "engine start": "starting the engine"}
+
+
+def seconds(spent: Mapping[str, float], took: float, looks: int) -> str:
+    """How long it took, and what of that was beyond moving the model and starting the engine."""
+    from gpuctl.restore import overhead
+
+    said = "one look" if looks == 1 else f"{looks} looks"
+    parts = [f"{spent[key]:.1f} s {word}" for key, word in _PARTS.items() if key in spent]
+    if not parts:
+        return f"{said}, {took:.1f} s"
+    return f"{said}, {took:.1f} s: {', '.join(parts)}, {overhead(spent, took):.1f} s beyond that"

@@ -10,7 +10,7 @@ import click
 
 from gpuctl.cli import FINDINGS, INTERRUPTED, WELL
 from gpuctl.cli._console import document, out, say
-from gpuctl.cli._mending import Mending, allow
+from gpuctl.cli._mending import Mending, allow, seconds
 from gpuctl.cli._options import (
     check_option,
     inventory_option,
@@ -23,6 +23,8 @@ from gpuctl.cli._options import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gpuctl.bench import Outcome
     from gpuctl.facts.boot import Happened
     from gpuctl.records import CellId, Record
@@ -182,9 +184,10 @@ class _Console(Mending):
 
         self.print(f"  {box} is not as the campaign left it: {IN_WORDS[happened]}")
 
-    def on_healthy(self, box: str, took_s: float) -> None:
+    def on_healthy(self, box: str, state: str, took_s: float, spent: Mapping[str, float], looks: int) -> None:
         self._clear()
-        self.print(f"  {box} is in order ({took_s:.1f} s)")
+        words = {"well": "in order", "mended": "mended", "unknown": "not known to be in order"}.get(state, "not mended")
+        self.print(f"  {box} is {words} ({seconds(spent, took_s, looks)})")
 
     def on_cell(self, cell: CellId, record: Record) -> None:
         from gpuctl.reports.terminal import group, line

@@ -10,7 +10,7 @@ import click
 
 from gpuctl.cli import FINDINGS, UNKNOWN, WELL
 from gpuctl.cli._console import document, out, say
-from gpuctl.cli._mending import Mending, allow, does
+from gpuctl.cli._mending import Mending, allow, does, seconds
 from gpuctl.cli._options import check_option, inventory_option, json_option, load_inventory, options, yes_option
 
 if TYPE_CHECKING:
@@ -29,8 +29,9 @@ CODES = {"well": WELL, "mended": WELL, "stuck": FINDINGS, "failed": FINDINGS, "w
 @click.option(
     "-t", "--target", "targets", metavar="BOX", multiple=True, help="Boxes, groups, or all. [default: guests]"
 )
+@click.option("--boot", is_flag=True, help="Also place what brings a box back by itself at each boot (site.yml).")
 @options(check_option, yes_option, json_option)
-def command(inventory: str, targets: tuple[str, ...], check: bool, yes: bool, as_json: bool) -> int:
+def command(inventory: str, targets: tuple[str, ...], boot: bool, check: bool, yes: bool, as_json: bool) -> int:
     """Brings a box back to serving: device nodes, container, settings, memory file system, models, servers.
 
     Each layer is looked at, mended where it has to be, and looked at again. What a box is to serve stands in hosts.yml
@@ -57,7 +58,7 @@ def command(inventory: str, targets: tuple[str, ...], check: bool, yes: bool, as
             tell=mending.tell,
             allowed=None if yes else allow,
         )
-        told = _restored(restorer, machine, check, say if as_json else out)
+        told = _restored(restorer, machine, check, say if as_json else out, boot=boot)
         code = max(code, CODES[told["state"]])
         documents.append(told)
     if as_json:
@@ -67,7 +68,9 @@ def command(inventory: str, targets: tuple[str, ...], check: bool, yes: bool, as
     return code
 
 
-def _restored(restorer: Restorer, machine: Machine, check: bool, line: Callable[[str], Any]) -> dict[str, Any]:
+def _restored(
+    restorer: Restorer, machine: Machine, check: bool, line: Callable[[str], Any], *, boot: bool = False
+) -> dict[str, Any]:
     """Restores one box and says so; what there is to tell about it, as JSON."""
     from gpuctl.restore import NotAllowed, overhead
     from gpuctl.transport import TransportError
@@ -86,6 +89,7 @@ def _restored(restorer: Restorer, machine: Machine, check: bool, line: Callable[
             line(f"{diagnosis.box}: {'nothing was changed (--check)' if shown else _words(state)}")
             return {"box": machine.name, "state": state, "would": [finding.as_json() for finding, _ in shown]}
         healing = restorer.heal()
+        placed = restorer.install() if boot and healing.state in ("well", "mended") else None
     except NotAllowed as error:
         say(f"gpuctl: {machine.name} {error}")
         return {"box": machine.name, "state": "failed", "why": str(error)}
@@ -99,14 +103,17 @@ def _restored(restorer: Restorer, machine: Machine, check: bool, line: Callable[
     for finding in healing.left:
         for one in [f"  LEFT {finding.layer.name}: {finding.summary}", *_indented(finding)]:
             line(one)
-    looks = "one look" if restorer.looks == 1 else f"{restorer.looks} looks"
-    parts = [f"{restorer.spent[key]:.1f} s {word}" for key, word in _PARTS.items() if key in restorer.spent]
-    times = f"{took:.1f} s: {', '.join([*parts, f'{beyond:.1f} s beyond that'])}" if parts else f"{took:.1f} s"
-    line(f"{healing.after.box}: {_words(healing.state)} ({looks}, {times})")
-    return _as_json(machine, healing, restorer, took, beyond)
-
-
-_PARTS = {"download": "downloading", "stage": "staging", "engine start": "starting the engine"}
+    words = _words(healing.state)
+    line(f"{healing.after.box}: {words} ({seconds(restorer.spent, took, restorer.looks)})")
+    told = _as_json(machine, healing, restorer, took, beyond)
+    if placed is not None:
+        kept = "it comes back by itself at each boot" + ("" if placed.changed else ", as before")
+        line(
+            f"{healing.after.box}: {kept if placed.ok else f'not all of it comes back at the next boot: {placed.text}'}"
+        )
+        told["boot"] = {"placed": placed.ok, "changed": placed.changed, "why": placed.text}
+        told["state"] = told["state"] if placed.ok else "failed"
+    return told
 
 
 def _words(state: str) -> str:
