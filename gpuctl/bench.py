@@ -140,16 +140,14 @@ def bench(
         within_s=options.within_s,
     )
     guard.begin(check=options.check)
-    survey = _survey(target, launches, inventory)
-    if not options.check and any(
-        "error" in survey["models"].get(inventory.models[name].path, {})
-        for name in models_of(inventory, list(by_server))
-    ):
-        guard.tend(None)  # it was in memory, and somebody took it away
+    if options.check:
         survey = _survey(target, launches, inventory)
-    supervisor = _supervisor(inventory, target, survey)
-    if not options.check:
-        _stop_orphans(supervisor, inventory.campaign, run, tell)
+    else:
+        survey, supervisor, _ = _surveyed(guard, target, launches, inventory, run, tell)
+        staged = [inventory.models[name].path for name in models_of(inventory, list(by_server))]
+        if any("error" in survey["models"].get(path, {}) for path in staged):
+            guard.tend(None)  # it was in memory, and somebody took it away
+            survey, supervisor, _ = _surveyed(guard, target, launches, inventory, run, tell)
     tries: Counter[CellId] = Counter()
     try:
         todos = []
@@ -173,10 +171,8 @@ def bench(
                 todos.pop(0)
             except _BrokenOff as broken:
                 what = _recovered(broken, guard, supervisor, run, tell)
-                survey = _survey(target, launches, inventory)
-                supervisor = _supervisor(inventory, target, survey)
-                _stop_orphans(supervisor, inventory.campaign, run, tell)
-                if what in RESTARTS:
+                survey, supervisor, again = _surveyed(guard, target, launches, inventory, run, tell)
+                if what in RESTARTS or again:
                     todos = [
                         todo
                         for name, cells in by_server.items()
@@ -188,11 +184,32 @@ def bench(
     except BaseException:
         # Whatever it was interrupted in, also in stopping a server: nothing that this campaign started stays behind.
         if not options.check:
-            with contextlib.suppress(TransportError, SupervisionError):  # where the machine is there
+            with contextlib.suppress(TransportError, SupervisionError):  # where it is there
                 _stop_orphans(supervisor, inventory.campaign, run, lambda _event, **_facts: None)
         raise
     run.event("run_finished", phase=phase, done=len(outcome.done), kept=len(outcome.kept), failed=len(outcome.failed))
     return outcome
+
+
+def _surveyed(
+    guard: Guard, target: Target, launches: Mapping[str, Launch], inventory: Inventory, run: Run, tell: Tell
+) -> tuple[dict[str, Any], Supervisor, bool]:
+    """The machine as it is now, with nothing of this campaign left running on it; whether it started anew meanwhile.
+
+    A machine that goes away while it is asked is waited for. Raises Stopped.
+    """
+    anew = False
+    for _ in range(TRIES):
+        try:
+            survey = _survey(target, launches, inventory)
+            supervisor = _supervisor(inventory, target, survey)
+            _stop_orphans(supervisor, inventory.campaign, run, tell)
+            return survey, supervisor, anew
+        except Refused:
+            raise
+        except (TransportError, SupervisionError) as error:
+            anew |= guard.recover(str(error), lambda: None) in RESTARTS
+    raise Stopped(f"{target.name} went away {TRIES} times while it was asked; look what ails it")
 
 
 def _heal(
@@ -559,6 +576,8 @@ def _survey_of(target: Target, launches: Mapping[str, Launch]) -> dict[str, Any]
     job = {"models": models, "pythons": {python: sorted(names) for python, names in pythons.items()}}
     command, stdin = agent("survey", job, python=_agent_python(target))
     done = target.transport.run(command, stdin=stdin, timeout=300)
+    if done.rc < 0:
+        raise TransportError(f"{target.name}: the survey was killed (signal {-done.rc})")
     try:
         answer: dict[str, Any] = json.loads(done.stdout)
     except ValueError:

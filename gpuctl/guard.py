@@ -123,7 +123,12 @@ class Guard:
             self.run.event("started_anew", box=self.ways.name, happened=str(what))
             self.tell("started_anew", box=self.ways.name, happened=what)
         if before is None or what in RESTARTS:
-            self._healed(what)
+            try:
+                self.tend(what)
+            except Refused:
+                raise
+            except TransportError as error:
+                return self.recover(str(error), lambda: None)
         return what
 
     def _last(self) -> BoxBoot | None:
