@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gpuctl.document.blocks import Block, Cell, Column, Fold, Paragraph, Table
-from gpuctl.document.wording import cause, mean, percent, plain
+from gpuctl.document.wording import cause, counted, mean, percent, plain
 from gpuctl.records import Estimate, Record
 from gpuctl.results.comparison import Comparison, Difference, Verdict
 from gpuctl.results.run import metric
@@ -17,9 +17,9 @@ def summary(comparison: Comparison) -> str:
     said = ", ".join(f"{count} {word}" for count, word in counts if count) or "nothing to compare"
     more = ""
     if comparison.broken:
-        more += f" {len(comparison.broken)} cells that had a number have none now."
+        more += f" {counted(len(comparison.broken), 'cell')} with a number before and none now."
     if comparison.not_comparable:
-        more += f" {len(comparison.not_comparable)} cells are not comparable."
+        more += f" Not comparable: {counted(len(comparison.not_comparable), 'cell')}."
     return f"{plain(comparison.new)} against {plain(comparison.old)}: {said}.{more}"
 
 
@@ -47,7 +47,7 @@ def blocks(comparison: Comparison) -> Iterator[Block]:
         yield _table("changes", "What changed", changed)
     same = [d for d in comparison.differences if d.verdict is Verdict.SAME]
     if same:
-        yield Fold(f"No difference: {len(same)} figures", (_table("unchanged", "No difference", same),))
+        yield Fold(f"No difference: {counted(len(same), 'figure')}", (_table("unchanged", "No difference", same),))
     yield from _lost(comparison)
 
 
@@ -105,13 +105,17 @@ def _lost(comparison: Comparison) -> Iterator[Block]:
             yield Table(id, caption, columns, rows)
     refused = tuple((Cell(plain(cell)), Cell(plain(why))) for cell, why in comparison.not_comparable)
     if refused:
-        yield Fold(f"Not comparable: {len(refused)} cells", (Table("refused", "Not comparable", columns, refused),))
+        yield Fold(
+            f"Not comparable: {counted(len(refused), 'cell')}", (Table("refused", "Not comparable", columns, refused),)
+        )
     only = [("only here", cell) for cell in comparison.only_new] + [
         ("only there", cell) for cell in comparison.only_old
     ]
     if only:
         rows = tuple((Cell(plain(cell)), Cell(where)) for where, cell in only)
-        yield Fold(f"On one side only: {len(only)} cells", (Table("one-side", "On one side only", columns, rows),))
+        yield Fold(
+            f"On one side only: {counted(len(only), 'cell')}", (Table("one-side", "On one side only", columns, rows),)
+        )
 
 
 def _words(new: Record, old: Record) -> str:

@@ -94,6 +94,11 @@ def times(factor: float) -> str:
     return f"{factor:.2f}×" if factor < 100 else f"{factor:.0f}×"
 
 
+def counted(count: int, word: str) -> str:
+    """`1 cell`, `3 cells`"""
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
 def percent(value: float) -> str:
     return f"{value:+.1f} %"
 

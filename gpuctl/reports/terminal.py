@@ -14,6 +14,7 @@ from gpuctl.document.tables import failures, listed
 from gpuctl.document.wording import (
     cause,
     clock,
+    counted,
     label,
     number,
     plain,
@@ -182,7 +183,8 @@ def _comparisons(comparisons: Sequence[Comparison]) -> Iterator[str]:
         yield ""
         yield f"COMPARED: {summary(comparison)}"
         for condition in comparison.conditions:
-            yield f"  differs ({condition.cells} cells, {plain(condition.where)}): {plain('; '.join(condition.words))}"
+            where = f"{counted(condition.cells, 'cell')}, {plain(condition.where)}"
+            yield f"  differs ({where}): {plain('; '.join(condition.words))}"
         changed = changes(comparison)
         for d in changed[:_MOST_CHANGES]:
             known = f" [{d.change.low:+.1f}, {d.change.high:+.1f}]" if d.change.known else ""

@@ -37,7 +37,7 @@ def flat(value: Any, name: str = "", *, secrets: bool = False) -> dict[str, str]
     elif isinstance(value, bool):
         value = "yes" if value else "no"
     elif value is None:
-        value = "not known"
+        value = "none" if name == "draft" else "not known"
     return {name: str(value) if secrets or not _SECRET_NAME.search(name) else HIDDEN}
 
 

@@ -297,9 +297,10 @@ class Run:
         return {}
 
     def _ordered_points(self, phase: str, workload: str) -> list[str]:
+        # As they were measured: a server that never started has all its cells at one moment, in no order.
         first: dict[str, tuple[Any, ...]] = {}
         for place, record in enumerate(self.cells(phase, workload)):
-            key = (*_sizes(record), place)
+            key = (*_sizes(record), record.state not in MEASURED, place)
             first[record.cell.point] = min(first.get(record.cell.point, key), key)
         return sorted(first, key=lambda point: first[point])
 
