@@ -178,7 +178,8 @@ def _best_row(run: Run, phase: str, records: Sequence[Record]) -> tuple[Cell, ..
 
 def _setup(run: Run) -> Iterator[Block]:
     own = [record for record in run.records if record.cell.phase not in run.foreign]
-    facts = provenance.shared(own)
+    known = [record for record in own if record.state in MEASURED]  # of what failed nothing is said that has to hold
+    facts = provenance.shared(known or own)
     cards = {name: found for name in facts if (found := _OF_CARD.match(name))}
     rows = tuple((Cell(plain(name)), Cell(plain(text))) for name, text in facts.items() if name not in cards)
     if rows:
@@ -188,8 +189,9 @@ def _setup(run: Run) -> Iterator[Block]:
     servers = [server for phase in run.phases if phase not in run.foreign for server in run.servers[phase]]
     if servers:
         yield _servers(run, servers)
-    yield from _capacities(own)
-    yield from _differing(own)
+    order = {(server.phase, server.name): i for i, server in enumerate(servers)}
+    yield from _capacities(sorted(known, key=lambda r: order[r.cell.phase, r.cell.server]))
+    yield from _differing(known)
     yield from _generator(own)
     yield from _boots(own)
 
@@ -284,7 +286,7 @@ def _capacities(records: Sequence[Record]) -> Iterator[Block]:
     said: dict[tuple[str, str], list[str]] = {}
     for record in records:
         key = (record.cell.phase, record.cell.server)
-        if record.state in MEASURED and key not in said:
+        if key not in said:
             said[key] = [_capacity(record.server, unit, places) for _, unit, places in _CAPACITIES]
     keep = [i for i in range(len(_CAPACITIES)) if any(texts[i] for texts in said.values())]
     if not keep:
@@ -305,7 +307,7 @@ def _capacity(server: Mapping[str, object], unit: str, places: Sequence[str]) ->
         for key in place.split("."):
             value = value.get(key) if isinstance(value, Mapping) else None
         if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1 << 60:
-            return f"{value:.0f}" if unit in ("tokens", "requests") else number(float(value), unit)
+            return number(float(value), unit) if unit == "bytes" else f"{value:.{int(unit == 's')}f}"
     return ""
 
 

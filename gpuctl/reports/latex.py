@@ -134,8 +134,15 @@ def _listing(listing: Listing) -> Iterator[str]:
         yield rf"{escape(listing.caption)}:"
     yield r"\begin{gpuctllisting}"
     for line in listing.lines:
-        yield rf"\item {escape(line, breaks=True)}"
+        yield rf"\item {' '.join(_whole(word) for word in line.split(' '))}"
     yield r"\end{gpuctllisting}"
+
+
+_LONGEST_WORD = 72  # characters of a listing's line that are kept together: a flag broken at its dash is another flag
+
+
+def _whole(word: str) -> str:
+    return rf"\mbox{{{escape(word)}}}" if len(word) <= _LONGEST_WORD else escape(word, breaks=True)
 
 
 # --- tables --------------------------------------------------------------------------------------

@@ -98,5 +98,5 @@ def _short(value: Any) -> str:
         return "; ".join(f"{key} {_short(v)}" for key, v in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(_short(v) for v in value)
-    text = str(value)
+    text = ("yes" if value else "no") if isinstance(value, bool) else str(value)
     return text if len(text) <= 200 else text[:199] + "…"
