@@ -29,6 +29,8 @@ from gpuctl.gauges import Gauges
 from gpuctl.guard import Guard, Stopped, Ways
 from gpuctl.load import Result, load_all
 from gpuctl.measuring import Measured, measure
+from gpuctl.planning import known as knowing
+from gpuctl.planning.servers import Foresight
 from gpuctl.records import MEASURED, CellId, Failure, Record, State
 from gpuctl.restore import NotAllowed, Restorer, Wants, models_of
 from gpuctl.serving import StartFailed, Tell, Up, bring_up, take_down, unit_name
@@ -48,6 +50,7 @@ class Options:
     retry_failed: bool = False
     only: tuple[str, ...] = ()
     check: bool = False  # say what would be measured, and why; change nothing
+    force: bool = False  # start servers of which the plan says that they cannot work
     allowed: Callable[[Remedy, str, str], bool] | None = None  # asked before healing changes a machine; None: it may
     within_s: float = 1800.0  # how long a box that went away is waited for
     command: tuple[str, ...] = ()  # what repeats the phase, for whoever reads the run folder later
@@ -126,7 +129,7 @@ def bench(
         raise BenchError(f"{phase}: no cell of it is named by {' '.join(options.only)}")
     outcome = Outcome()
     tell("phase", phase=plan.name, title=plan.title, servers=len(by_server), cells=sum(map(len, by_server.values())))
-    launches = {name: _launch(inventory, name, target) for name in by_server}
+    launches = {name: launch_of(inventory, name, target) for name in by_server}
     _check_places(launches, target)
     if not options.check:
         run.put("campaign.json", _campaign(inventory, launches, {**run.commands(), phase: list(options.command)}))
@@ -141,7 +144,7 @@ def bench(
     )
     guard.begin(check=options.check)
     if options.check:
-        survey = _survey(target, launches, inventory)
+        survey = ask_survey(target, launches, inventory)
     else:
         survey, supervisor, _ = _surveyed(guard, target, launches, inventory, run, tell)
         staged = [inventory.models[name].path for name in models_of(inventory, list(by_server))]
@@ -157,6 +160,7 @@ def bench(
                 todos.append(todo)
         if options.check:
             return outcome
+        foresight = _foresight(todos, inventory, target, options, tell)
         while todos:
             try:
                 if (bad := _bad_model(todos[0], inventory, target, guard)) is not None:
@@ -165,8 +169,9 @@ def bench(
                     continue
                 with Gauges(target.transport, _agent_python(target)) as gauges:
                     _serve_and_measure(
-                        todos[0], inventory, plan, target, supervisor, gauges, survey, run, tell, outcome, guard, tries
-                    )
+                        todos[0], inventory, plan, target, supervisor, gauges, survey, run, tell, outcome, guard, tries,
+                        foresight,
+                    )  # fmt: skip
                     _wait_until_free(gauges, todos[0].server, run, tell)
                 todos.pop(0)
             except _BrokenOff as broken:
@@ -201,7 +206,7 @@ def _surveyed(
     anew = False
     for _ in range(TRIES):
         try:
-            survey = _survey(target, launches, inventory)
+            survey = ask_survey(target, launches, inventory)
             supervisor = _supervisor(inventory, target, survey)
             _stop_orphans(supervisor, inventory.campaign, run, tell)
             return survey, supervisor, anew
@@ -418,6 +423,21 @@ def _keep(
     return record
 
 
+def _foresight(todos: Sequence[_Todo], inventory: Inventory, target: Target, options: Options, tell: Tell) -> Foresight:
+    """What the machine tells that plans are made from. One that does not tell it is measured all the same."""
+    pairs = knowing.engines_of([todo.launch for todo in todos])
+    try:
+        known = None
+        if pairs:
+            known = knowing.ask(
+                target.transport, pairs, target.name, inventory.folder, python=_agent_python(target),
+                tell=lambda words: tell("asking", what=words),
+            )  # fmt: skip
+    except TransportError as error:  # one that is away is waited for when a server is started
+        tell("asking", what=f"servers are started unplanned: {error}")
+    return Foresight(inventory, known, force=options.force)
+
+
 def _supervisor(inventory: Inventory, target: Target, survey: Mapping[str, Any]) -> Supervisor:
     """Of the machine, and of those that servers also run on which it is the head of."""
     head = _supervisor_of(inventory, target, survey)
@@ -429,7 +449,7 @@ def _supervisor(inventory: Inventory, target: Target, survey: Mapping[str, Any])
     for name, server in inventory.servers.items():
         if len(server.nodes) > 1 and server.nodes[0] == target.name and set(server.nodes[1:]) <= set(others):
             engine = plugins.get("engines", server.engine)
-            ranks = [(node, _launch(inventory, name, others[node])) for node in server.nodes[1:]]
+            ranks = [(node, launch_of(inventory, name, others[node])) for node in server.nodes[1:]]
             crews[unit_name(name)] = [
                 (node, engine.argv(together.ranked(launch, machines)[rank]))
                 for rank, (node, launch) in enumerate(ranks, 1)
@@ -505,7 +525,8 @@ def _stop_orphans(supervisor: Supervisor, campaign: str, run: Run, tell: Tell) -
             tell("orphan_stopped", unit=unit.unit, pid=unit.pid)
 
 
-def _launch(inventory: Inventory, name: str, target: Target) -> Launch:
+def launch_of(inventory: Inventory, name: str, target: Target) -> Launch:
+    """A server of the inventory with the paths and the Python of its machine."""
     server = inventory.server(name)
 
     def path(model: str | None) -> str | None:
@@ -548,7 +569,7 @@ def _make_models(inventory: Inventory, launches: Mapping[str, Launch], tell: Tel
                 raise BenchError(f"{launch.model}: {error.strerror}") from error
 
 
-def _survey(target: Target, launches: Mapping[str, Launch], inventory: Inventory) -> dict[str, Any]:
+def ask_survey(target: Target, launches: Mapping[str, Launch], inventory: Inventory) -> dict[str, Any]:
     """Models, packages and machine as they are now, in one round trip.
 
     "others": the same of each further machine that one of the servers runs on.
@@ -603,6 +624,13 @@ def fingerprint(cell: Cell, launch: Launch, engine: ModuleType, survey: Mapping[
     return {
         **_of_machine(launch, engine, survey),
         **({"others": others} if others else {}),
+        **intended(cell, launch, engine),
+    }
+
+
+def intended(cell: Cell, launch: Launch, engine: ModuleType) -> dict[str, Any]:
+    """The part of a fingerprint that is known without the machine."""
+    return {
         "argv": list(engine.argv(launch)) or [launch.server.url],
         "environment": environment(engine, launch),
         "workload": cell.definition(),
@@ -669,6 +697,7 @@ def _serve_and_measure(
     outcome: Outcome,
     guard: Guard,
     tries: Counter[CellId],
+    foresight: Foresight,
 ) -> None:
     """One server: up, its pending cells, down. A server that does not work makes records with causes.
 
@@ -688,6 +717,12 @@ def _serve_and_measure(
 
     if missing is not None:
         give_up(missing, todo.pending, None)
+        return
+    refused = foresight.refused(todo.launch, todo.engine)
+    if refused is not None:
+        run.event("server_refused", server=todo.server, why=refused.summary)
+        tell("server_failed", server=todo.server, failure=refused)
+        give_up(refused, todo.pending, None)
         return
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     run.event("server_started", server=todo.server)
@@ -742,6 +777,8 @@ def _serve_and_measure(
             if away or (what.failure is not None and _from_outside(what.failure)):
                 # also a cell that came out well: whatever it measured, it was not one boot
                 raise _BrokenOff(what.failure or Failure("rebooted", away), away, up.state)
+            if top := foresight.ceiling(todo.launch, todo.engine, cell):
+                up.facts["roofline_tok_s"] = top
             record = keep(cell, parts, began, what, up)
             left.pop(0)
             if record.failure is not None and record.failure.kind == "server_died":

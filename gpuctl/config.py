@@ -50,6 +50,7 @@ class Model(_Strict):
     files: list[str] = []  # patterns of the files that belong to it; default: all but weights in a second format
     make: str | None = None  # tiny: gpuctl writes the file itself when it is missing (the embedded default)
     context: int | None = Field(default=None, gt=0)  # tokens the model was made for
+    config: str | None = None  # a copy of its config.json in the inventory, for planning without the machine
     known_answer: dict[str, str] = {}  # prompt -> words a healthy server's answer has; asked before anything is timed
 
 
@@ -60,6 +61,7 @@ class Server(_Strict):
     model: str | None = None
     draft: str | None = None
     program: list[str] = []  # how the engine is started; the engine has a default
+    version: str | None = None  # of the engine, for planning without the machine; what is installed wins
     flags: dict[str, Scalar | list[Scalar] | dict[str, Any] | None] = {}
     env: dict[str, Scalar] = {}
     secrets: dict[str, str] = {}  # environment variable -> file on the machine that holds the value

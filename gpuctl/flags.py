@@ -243,7 +243,7 @@ def check(argv: Sequence[str], flags: FlagSet, *, engine: str, renamed: Mapping[
             yield _wrong(
                 "ambiguous-flag",
                 f"{flag.name} is the beginning of several flags of the installed {engine}: {', '.join(sorted(begun))}",
-                "Write one of them out.",
+                f"Write {now} out." if (now := (renamed or {}).get(flag.name)) in begun else "Write one of them out.",
             )
         elif option is None:
             yield _unknown(flag, flags, engine, {**(foreign or {}), **(renamed or {})})

@@ -75,7 +75,8 @@ class Change:
     def __str__(self) -> str:
         was = f" (was {self.was})" if self.was else ""
         flag = f"{self.flag} {self.to}".strip() if self.flag else self.to
-        return f"{flag}{was}: {self.gives}" + (f"; {self.cost}" if self.cost else "")
+        effect = "; ".join(words for words in (self.gives, self.cost) if words)
+        return f"{flag}{was}" + (f": {effect}" if effect else "")
 
 
 @dataclass(frozen=True)

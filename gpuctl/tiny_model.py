@@ -9,8 +9,24 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from gpuctl.facts.model import ModelFacts, Part
+
 LAYERS, WIDTH, HEADS, KV_HEADS, FEED_FORWARD, CONTEXT = 2, 64, 4, 2, 128, 32768
+VOCABULARY = 259  # a token a byte, and three more
+BYTES = 436_768  # of the file
 SEED = 20261130
+
+
+def facts() -> ModelFacts:
+    """Its size, for planning before it was written."""
+    weights = LAYERS * (2 * WIDTH * WIDTH + 2 * WIDTH * WIDTH * KV_HEADS // HEADS + 3 * WIDTH * FEED_FORWARD)
+    table = Part("head", VOCABULARY * WIDTH * 4), Part("embedding", VOCABULARY * WIDTH * 4)
+    return ModelFacts(
+        architecture="llama", model_type="llama", layers=LAYERS, hidden=WIDTH, vocab=VOCABULARY, heads=HEADS,
+        kv_heads=KV_HEADS, head_dim=WIDTH // HEADS, value_dim=WIDTH // HEADS, intermediate=FEED_FORWARD,
+        context=CONTEXT, dtype="uint8", attention_layers=LAYERS, parts=(Part("weights", weights * 4), *table),
+        stored_bytes=BYTES,
+    )  # fmt: skip
 
 
 def write(path: Path) -> None:

@@ -43,9 +43,9 @@ class Desk:
         )
         servers = (self.inventory / "servers.yml").read_text()
         starved = """
-  tp1-starved:
-    use: [sglang, qwen]
-    flags: {tp-size: 1, mem-fraction-static: 0.3}
+  tp1-starved:          # the campaign as it was: eight requests on one GPU
+    use: [sglang, qwen, dflash]
+    flags: {tp-size: 1, max-running-requests: 8}
 """
         (self.inventory / "servers.yml").write_text(servers + starved)
         (self.inventory / "phases.yml").write_text(PHASES.format(guest=guest))
@@ -99,7 +99,14 @@ def desk(request, lab, tmp_path):
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("desk", ["ct200", "ct202"], indirect=True)
 def test_a_phase_is_deployed_as_units_measured_and_named_where_it_cannot_work(desk):
-    code, out, err = desk.gpuctl("bench", "tp1")
+    code, out, err = desk.gpuctl("bench", "tp1", "--only", "tp1-starved")
+    assert code == 1, out + err
+    refused = desk.records()["tp1-starved"]["failure"]
+    assert (refused["kind"], refused["finding"]["id"]) == ("refused", "state-slots-starved")
+    assert "2 recurrent-state slots, one request needs 4: 2 // 4 = 0" in refused["summary"]
+    assert "8 requests x 16 draft tokens x 146.8 MiB = 18.35 GiB" in out
+    assert not (desk.folder / "runs/lab/logs/tp1-starved").exists()  # it was not started
+    code, out, err = desk.gpuctl("bench", "tp1", "--force")
     assert code == 1, out + err  # one of the servers cannot work
     records = desk.records()
     measured = records["tp1-auto"]
@@ -122,8 +129,10 @@ def test_a_phase_is_deployed_as_units_measured_and_named_where_it_cannot_work(de
     assert campaign["phases"]["tp1"]["command"] == ["gpuctl", "bench", "tp1", "-i", str(desk.inventory)]
     starved = records["tp1-starved"]
     assert (starved["state"], starved["metrics"]) == ("failed", {})
-    assert starved["failure"]["finding"]["certainty"] == "proved"
-    assert "--mem-fraction-static" in starved["failure"]["advice"]
+    died = starved["failure"]["finding"]  # its log says what the plan said
+    assert (died["id"], died["certainty"]) == ("state-slots-starved", "proved")
+    assert "max_running_request is zero" in "\n".join(starved["failure"]["evidence"])
+    assert measured["server"]["roofline_tok_s"] == pytest.approx(34.8, rel=0.02)  # 26.4 are 76 % of it
     assert desk.running() == ""
     logs = list((desk.folder / "runs/lab/logs/tp1-auto").glob("*.log"))
     assert any("fired up and ready to roll" in log.read_text() for log in logs)  # out of the journal

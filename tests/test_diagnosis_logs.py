@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,24 @@ def test_a_log_gives_the_diagnosis_written_in_its_header(path: Path) -> None:
         assert str(getattr(found.capacity, name)) == value
     if path.parent.name != "any" and "engine-given" not in wanted:
         assert found.engine in (path.parent.name, None)
+
+
+# Found by what a log does not say, or written in JSON.
+SILENT = ("f55-numactl", "f55-numactl-silent", "killed-in-silence", "journal-json")
+
+
+@pytest.mark.parametrize("path", [p for p in LOGS if p.stem not in SILENT], ids=lambda p: f"{p.parent.name}/{p.stem}")
+def test_the_same_log_without_the_lines_that_say_so_does_not_get_that_diagnosis(path: Path) -> None:
+    wanted, log = read(path)
+    found = diagnosed(wanted, log)
+    if not found.causes:
+        return
+    named, lines = found.causes[0].id, log.decode().splitlines(keepends=True)
+    while found.causes and found.causes[0].id == named:
+        said = [re.sub(r"^\[[^\]]*\] ", "", line.strip())[:60] for line in found.causes[0].evidence]
+        kept = [line for line in lines if not any(words and words in line for words in said)]
+        assert len(kept) < len(lines), said  # else it was said without a line that says so
+        lines, found = kept, diagnosed(wanted, "".join(kept).encode())
 
 
 def test_every_entry_of_the_corpus_has_a_log() -> None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 @options(inventory_option, target_option, runs_option, check_option, yes_option, json_option)
 @click.option("--fresh", is_flag=True, help="Measure every cell again.")
 @click.option("--retry-failed", is_flag=True, help="Try cells again that failed before.")
+@click.option("--force", is_flag=True, help="Start servers, too, of which `gpuctl plan` says that they cannot work.")
 @click.option("--only", metavar="GLOB", multiple=True, help="Servers, or server/workload/point. May be repeated.")
 @click.option("--run", "run_name", metavar="NAME", help="Name of the run folder. [default: the inventory's campaign]")
 def command(
@@ -48,6 +49,7 @@ def command(
     as_json: bool,
     fresh: bool,
     retry_failed: bool,
+    force: bool,
     only: tuple[str, ...],
     run_name: str | None,
 ) -> int:
@@ -69,6 +71,7 @@ def command(
         retry_failed=retry_failed,
         only=only,
         check=check,
+        force=force,
         command=("gpuctl", *words),
         allowed=None if yes else allow,
     )
@@ -144,6 +147,9 @@ class _Console(Mending):
     def on_measuring(self, cell: CellId) -> None:
         if self.live:
             click.echo(f"\r\033[K  {cell.workload}/{cell.point} ...", err=True, nl=False)
+
+    def on_asking(self, what: str) -> None:
+        self.print(f"  {what}")
 
     def on_ready(self, server: str, ready_s: float, identity: Any) -> None:
         self._clear()

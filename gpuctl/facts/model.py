@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 _BYTES = {
     "float32": 4.0, "float": 4.0, "float16": 2.0, "half": 2.0, "bfloat16": 2.0, "float8_e4m3fn": 1.0, "fp8": 1.0,
+    "uint8": 1.0,
 }  # fmt: skip
 
 

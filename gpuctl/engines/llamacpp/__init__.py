@@ -14,11 +14,15 @@ FLUSH = None  # cache_prompt: false leaves nothing to empty
 FIXED_LENGTH: Mapping[str, Any] = {"temperature": 0, "ignore_eos": True, "cache_prompt": False}
 ANY_LENGTH: Mapping[str, Any] = {"temperature": 0, "cache_prompt": False}
 VERSIONS = ("xllamacpp",)
+PROGRAM = ("llama-server",)
+PACKAGE = None  # one binary
+SOURCES = FLAGS = ()
+HELP = (("--help",),)
 
 
 def argv(launch: Launch) -> tuple[str, ...]:
     server = launch.server
-    words = [*program(launch, ("llama-server",)), "--model", str(launch.model)]
+    words = [*program(launch, PROGRAM), "--model", str(launch.model)]
     if launch.draft:
         words += ["--model-draft", launch.draft]
     return (*words, "--host", server.host, "--port", str(server.port), *flags(server.flags))

@@ -18,11 +18,16 @@ ANY_LENGTH: Mapping[str, Any] = {"temperature": 0}
 MULTI_NODE = True
 VERSIONS = ("sglang", "sglang-kernel", "sgl-kernel", "flashinfer-python", "torch", "triton", "transformers",
             "compressed-tensors", "nvidia-nccl-cu12", "nvidia-nccl-cu13")  # fmt: skip
+PROGRAM = ("{python}", "-m", "sglang.launch_server")
+PACKAGE = "sglang"
+SOURCES = ("srt/model_executor/model_runner_kv_cache_mixin.py", "srt/mem_cache/kv_cache_configurator.py")
+FLAGS = ("srt/server_args.py", "srt/arg_groups/*.py", "srt/arg_groups/fields/*.py")
+HELP = (("--help",),)
 
 
 def argv(launch: Launch) -> tuple[str, ...]:
     server = launch.server
-    words = [*program(launch, ("{python}", "-m", "sglang.launch_server")), "--model-path", str(launch.model)]
+    words = [*program(launch, PROGRAM), "--model-path", str(launch.model)]
     if launch.draft:
         words += ["--speculative-draft-model-path", launch.draft]
     if launch.ranks > 1:

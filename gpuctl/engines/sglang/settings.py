@@ -75,7 +75,9 @@ def settings(
     fraction = given.number("--mem-fraction-static")
     strategy = given.text("--mamba-radix-cache-strategy", "--mamba-scheduler-strategy") or "auto"
     page = given.whole("--page-size") or 1
-    overlap = not given.on("--disable-overlap-schedule")
+    overlap = not given.on("--disable-overlap-schedule") and not (
+        rules.regime == "A" and algorithm and not _overlaps(given, algorithm, env or {})
+    )
     radix = not given.on("--disable-radix-cache")
     dtype = given.text("--mamba-ssm-dtype") or (target.recurrent.dtype if target.recurrent else "float32")
     return Settings(
@@ -131,6 +133,13 @@ def speculation(given: Arguments, target: ModelFacts, draft: ModelFacts | None) 
         return algorithm, budget + 1, ()
     note = () if tokens else (f"how many tokens {algorithm} verifies a step is not known: 16 are assumed",)
     return algorithm, tokens or 16, note
+
+
+def _overlaps(given: Arguments, algorithm: str, env: Mapping[str, str]) -> bool:
+    """Whether the schedule overlaps under speculation to 0.5.12: only EAGLE's kin, without trees, and asked to."""
+    asked = env.get("SGLANG_ENABLE_SPEC_V2", "").lower() in ("1", "true")
+    eagle = algorithm in ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
+    return asked and eagle and given.whole("--speculative-eagle-topk") in (None, 1)
 
 
 def _ratio(strategy: str, radix: bool, overlap: bool, page: int, rules: Rules, skip: str) -> int:

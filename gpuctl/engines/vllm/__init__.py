@@ -15,6 +15,11 @@ ANY_LENGTH: Mapping[str, Any] = {"temperature": 0}
 MULTI_NODE = True
 VERSIONS = ("vllm", "flashinfer-python", "torch", "triton", "transformers", "compressed-tensors", "nvidia-nccl-cu12",
             "nvidia-nccl-cu13")  # fmt: skip
+PROGRAM = ("vllm",)
+PACKAGE = "vllm"
+SOURCES = ("config/cache.py",)
+FLAGS = ("engine/arg_utils.py", "entrypoints/openai/cli_args.py", "config/*.py")
+HELP = (("serve", "--help=all"), ("serve", "--help"))  # older releases know the second only
 
 
 def argv(launch: Launch) -> tuple[str, ...]:
@@ -23,7 +28,7 @@ def argv(launch: Launch) -> tuple[str, ...]:
     speculative = given.get("speculative-config")
     if launch.draft and isinstance(speculative, dict):
         given["speculative-config"] = {"model": launch.draft, **speculative}
-    words = [*program(launch, ("vllm",)), "serve", str(launch.model), "--host", server.host, "--port", str(server.port)]
+    words = [*program(launch, PROGRAM), "serve", str(launch.model), "--host", server.host, "--port", str(server.port)]
     if launch.ranks > 1:
         address, _, port = str(launch.head).rpartition(":")
         words += ["--nnodes", str(launch.ranks), "--node-rank", str(launch.rank)]

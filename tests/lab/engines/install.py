@@ -100,8 +100,13 @@ def install(
         file = target / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(
-            f'"""Of this file the double has only what tells the release\'s memory arithmetic:\n\n{text}\n"""\n'
+            f'"""Of this file the double has only what tells the release\'s memory arithmetic:\n\n'
+            f'server_args.mamba_full_memory_ratio\n{text}\n"""\n'
         )
+    (target / "srt" / "server_args.py").write_text(
+        f'"""Of this file the double has only that it is another one for each set of flags: {release}'
+        f'{" with DDTREE" if fork else ""}"""\n'
+    )
     for name, version in {"sglang": release, **PINS[release]}.items():
         needs = [other if (release, other) in UNPINNED else f"{other}=={pin}" for other, pin in PINS[release].items()]
         _metadata(site, name, version, needs if name == "sglang" else [])
