@@ -86,13 +86,15 @@ def mount(
     *,
     check: bool = False,
     undo: bool = False,
+    remount: bool = False,
     on_step: Watching = _nobody,
 ) -> Outcome:
     """Mounts memory file systems, now and at each boot; one that is mounted takes a new size and keeps what is in it.
 
-    `undo` takes them away, with what is in them. Raises CannotRender.
+    `remount`: also where the unit stays as it is. `undo` takes them away, with what is in them. Raises CannotRender.
     """
-    variables = {"tmpfs_files": [render.tmpfs(one).as_vars() for one in wanted], "undo": undo}
+    files = [render.tmpfs(one).as_vars() for one in wanted]
+    variables = {"tmpfs_files": files, "tmpfs_remount": remount, "undo": undo}
     return play("tmpfs", inventory.source, [machine.name], variables, check=check, on_step=on_step)
 
 

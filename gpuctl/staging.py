@@ -478,8 +478,8 @@ def _to_place(
         unit = shown.get(PurePosixPath(units[folder].path).name, {})
         if unit.get("SourcePath") == "/etc/fstab":
             continue  # the user's own
-        mounted = any(found.raw["mount"]["point"] == folder for found in staged.values())
-        if not mounted or not in_place(units[folder]):
+        mounted = [found.raw["mount"]["bytes"] for found in staged.values() if found.raw["mount"]["point"] == folder]
+        if not mounted or min(mounted) < one.size_bytes or not in_place(units[folder]):
             wanted.append(one)
     missing = [file for several in files if not all(in_place(file) for file in several) for file in several]
     return tuple(wanted), tuple({file.path: file for file in missing}.values()), tuple(unsized)
@@ -502,7 +502,7 @@ def preview(plan_: Plan, machines: Machines, *, on_step: Callable[[Step], None] 
 
     done = []
     if plan_.tmpfs:
-        done.append(deploy.mount(plan_.tmpfs, machines, plan_.machine, check=True, on_step=on_step))
+        done.append(deploy.mount(plan_.tmpfs, machines, plan_.machine, check=True, remount=True, on_step=on_step))
     if plan_.files:
         done.append(deploy.stage_at_boot(plan_.files, machines, plan_.machine, check=True, on_step=on_step))
     return done
@@ -541,7 +541,7 @@ def carry_out(
         ended |= plan_.troubles
     outcomes = []
     if plan_.tmpfs:
-        outcomes.append(deploy.mount(plan_.tmpfs, machines, plan_.machine, on_step=on_step))
+        outcomes.append(deploy.mount(plan_.tmpfs, machines, plan_.machine, remount=True, on_step=on_step))
     if plan_.files and boot:
         outcomes.append(deploy.stage_at_boot(plan_.files, machines, plan_.machine, on_step=on_step))
     failed = next((done.why for done in outcomes if not done.well), "")

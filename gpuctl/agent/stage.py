@@ -24,10 +24,10 @@ Its last line is a result (type "result": `state`, `copy`, `source`, `room`, `ca
 is wrong; 3 there is no room or no way; 4 interrupted, the same job goes on where it stopped.
 
 How it fills. A copy grows in `.staging-NAME` beside its place: ranges of files in parallel, from the page cache by
-sendfile(2), otherwise by O_DIRECT straight into the pages of the copy, so that neither buffers nor page cache take
-memory beside it. SHA-256 follows each file in order over the copy itself. A journal of finished ranges lies beside the
-files and dies with them. MANIFEST.json comes last, then one rename (an exchange where there is an old copy). What an
-old copy has already, by SHA-256, is linked and not copied.
+sendfile(2) or through a mebibyte that is hashed on the way, otherwise by O_DIRECT, so that the page cache takes no
+memory beside it. SHA-256 follows each file in order. A journal of finished ranges lies beside the files and dies with
+them. MANIFEST.json comes last, then one rename (an exchange where there is an old copy). What an old copy has already,
+by SHA-256, is linked and not copied.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ import time
 from typing import Any
 
 VERSION = "1"
-RANGE = 8 << 20
+RANGE = 4 << 20
 BLOCK = 4096  # what O_DIRECT is aligned to
 MANIFEST = "MANIFEST.json"
 MAX_HEADER = 100_000_000  # as the safetensors library
@@ -647,7 +647,8 @@ def together(work, count):
 
 
 def default_threads():
-    return max(4, min(32, len(os.sched_getaffinity(0))))
+    """A disk needs many reads at once, and each hashes in between."""
+    return max(8, min(32, 2 * len(os.sched_getaffinity(0))))
 
 
 def look_at_copy(to, patterns=()):
@@ -879,17 +880,17 @@ class _Opened:
         seen = os.fstat(self.fd)
         return seen.st_size == one["size"] and (not one.get("mtime_ns") or seen.st_mtime_ns == one["mtime_ns"])
 
-    def into(self, copy, offset, length, alone):
-        """Fills a span of the copy: from the page cache what is there, the rest past it into the copy's pages."""
+    def into(self, copy, offset, length, buffer, sums, alone):
+        """Fills a span of the copy: what the page cache has from there, the rest past it. `sums` hash it in passing."""
         at, end = offset, offset + length
         while at < end:
             if self.cached(at):
-                at += self.buffered(copy, at, end - at, alone)
+                at += self.buffered(copy, at, end - at, buffer, sums, alone)
             elif self.direct >= 0 and at % BLOCK == 0 and end - at >= BLOCK:
-                at += self.past_cache(copy, at, (end - at) // BLOCK * BLOCK)
+                at += self.past_cache(copy, at, (end - at) // BLOCK * BLOCK, buffer, sums)
             else:
                 before = at
-                at += self.buffered(copy, at, end - at, alone)
+                at += self.buffered(copy, at, end - at, buffer, sums, alone)
                 # it was not in the cache before us, and the copy takes that memory
                 os.posix_fadvise(self.fd, before, at - before, os.POSIX_FADV_DONTNEED)
 
@@ -901,12 +902,13 @@ class _Opened:
         except OSError:
             return self.direct < 0  # cannot be told here
 
-    def buffered(self, copy, at, length, alone):
-        # A file in tmpfs takes one writer at a time: beside another one its pages are filled without write(2).
-        if self.sendfile and alone:
+    def buffered(self, copy, at, length, buffer, sums, alone):
+        # Within the kernel where nothing has to see the bytes. A file in tmpfs takes one writer at a time, so the lock
+        # is not held for long beside another one; a mebibyte stays in the processor's cache until it is hashed.
+        if self.sendfile and not sums and alone:
             try:
                 os.lseek(copy.fd, at, os.SEEK_SET)
-                sent = os.sendfile(copy.fd, self.fd, at, min(length, 1 << 20))
+                sent = os.sendfile(copy.fd, self.fd, at, length)
                 if sent:
                     return sent
                 raise Bad("source", "%s ended at byte %d while it was read" % (self.path, at))
@@ -914,22 +916,22 @@ class _Opened:
                 if error.errno not in (errno.EINVAL, errno.ENOSYS):
                     raise
                 self.sendfile = False
-        return self.read(self.fd, copy, at, min(length, 1 << 20))
+        return self.read(self.fd, copy, at, min(length, 1 << 20), buffer, sums)
 
-    def past_cache(self, copy, at, length):
+    def past_cache(self, copy, at, length, buffer, sums):
         try:
-            return self.read(self.direct, copy, at, length)
+            return self.read(self.direct, copy, at, length, buffer, sums)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            os.close(self.direct)  # opened, but not possible: read as usual
-            self.direct = -1
+            self.direct = -1  # opened, but not possible: read as usual
             return 0
 
-    def read(self, fd, copy, at, length):
-        got = os.preadv(fd, [copy.view[at : at + length]], at)
+    def read(self, fd, copy, at, length, buffer, sums):
+        got = os.preadv(fd, [buffer[:length]], at)
         if not got:
             raise Bad("source", "%s ended at byte %d while it was read" % (self.path, at))
+        copy.put(buffer[:got], at, sums)
         return got
 
     def close(self):
@@ -1038,7 +1040,7 @@ class _FarOpened:
     def unchanged(self, one):
         return True  # the far side looks, with every range
 
-    def into(self, copy, offset, length, alone):
+    def into(self, copy, offset, length, buffer, sums, alone):
         with self.far.lock:
             process = self.far.idle.pop() if self.far.idle else None
         if process is None:
@@ -1052,7 +1054,8 @@ class _FarOpened:
             at, end = offset, offset + length
             while at < end:
                 data = self.far.some(process, min(end - at, 1 << 20))
-                at += os.pwrite(copy.fd, data, at)
+                copy.put(memoryview(data), at, sums)
+                at += len(data)
         except OSError as error:
             if error.errno != errno.EPIPE:
                 raise
@@ -1126,18 +1129,18 @@ class Copy:
             if write:
                 os.fchmod(self.fd, 0o644)
                 os.ftruncate(self.fd, size)
-            self.map = (
-                mmap.mmap(self.fd, size, prot=mmap.PROT_READ | (mmap.PROT_WRITE if write else 0)) if size else None
-            )
         except BaseException:
             os.close(self.fd)
             raise
-        self.view = memoryview(self.map) if size else memoryview(b"")
+
+    def put(self, data, at, sums=()):
+        done = 0
+        while done < len(data):
+            done += os.pwrite(self.fd, data[done:], at + done)
+        for one in sums:
+            one.update(data)
 
     def close(self):
-        self.view.release()
-        if self.map is not None:
-            self.map.close()
         os.close(self.fd)
 
 
@@ -1184,6 +1187,8 @@ class Filling:
             for number, entry in enumerate(sorted(entries, key=lambda one: (-one["size"], one["path"])))
         ]
         self.lock = threading.Condition()
+        self.own = threading.local()
+        self.over = threading.Event()
         self.trouble = []
         self.damaged = []  # paths whose bytes are not what they have to be
         self.journal = -1
@@ -1261,12 +1266,8 @@ class Filling:
         workers = [threading.Thread(target=self.work, daemon=True) for _ in range(threads)]
         for worker in workers:
             worker.start()
-        watched = 0.0
-        while any(worker.is_alive() for worker in workers):
-            for worker in workers:
-                worker.join(0.05 if worker.is_alive() else 0)
-                if self.trouble:
-                    break
+        watched = time.monotonic()
+        while not self.over.wait(0.1):
             self.teller.tick()
             if time.monotonic() - watched >= 1:
                 watched = time.monotonic()
@@ -1274,10 +1275,8 @@ class Filling:
                     watch(sum(part.left() for part in self.parts))
                 except Bad as error:
                     self.fail(error)
-            if self.trouble:
-                for worker in workers:
-                    worker.join(5)
-                break
+        for worker in workers:
+            worker.join(5)
         os.close(self.journal)
         self.journal = -1
         if self.trouble:
@@ -1286,6 +1285,7 @@ class Filling:
     def fail(self, error):
         with self.lock:
             self.trouble.append(error)
+            self.over.set()
             self.lock.notify_all()
 
     def work(self):
@@ -1294,18 +1294,20 @@ class Filling:
             while True:
                 with self.lock:
                     step = self.take()
-                    while step is None and not self.trouble and not all(part.finished for part in self.parts):
+                    while step is None and not self.over.is_set():
                         self.lock.wait()
                         step = self.take()
-                    if step is None or self.trouble:
+                    if step is None:
                         return
-                part, number = step
-                self.hash_range(part) if number < 0 else self.copy_range(part, number)
+                part, number, chained = step
+                self.hash_range(part) if number < 0 else self.copy_range(part, number, chained)
         except BaseException as error:
             self.fail(self.in_words(error, part))
 
     def take(self):
-        """The next thing to do: (part, range to copy) or (part, -1): hash on. Hashing goes first, and so keeps up."""
+        """The next thing to do, with the lock held: (part, range to copy, whether its hash can follow at once), or
+        (part, -1, True): hash what is there; it goes first, and so keeps up. None: nothing, for the moment or for good.
+        """
         if self.trouble:
             return None
         best = None
@@ -1315,20 +1317,25 @@ class Filling:
             whole = part.ready == part.ranges and not part.copiers
             if not part.hashing and (whole or (self.hash and part.ready > part.hashed)):
                 part.hashing = True
-                return part, -1
+                return part, -1, True
             if part.next < part.ranges and (best is None or part.copiers < best.copiers):
                 best = part
                 if not part.copiers:
                     break
         if best is None:
+            if all(part.finished for part in self.parts):
+                self.over.set()
+                self.lock.notify_all()
             return None
         number = best.next
+        self.open(best)
         best.next += 1
         best.copiers += 1
-        self.open(best)
+        chained = self.hash and not best.hashing and best.hashed == number
+        best.hashing = best.hashing or chained
         while best.next < best.ranges and best.done[best.next]:
             best.next += 1
-        return best, number
+        return best, number, chained
 
     def open(self, part, reading=False):
         """With the lock held."""
@@ -1341,32 +1348,47 @@ class Filling:
             os.makedirs(os.path.dirname(full), exist_ok=True)
             part.copy = Copy(full, part.size, write=not part.linked)
 
-    def copy_range(self, part, number):
+    def buffer(self):
+        """This thread's own, aligned for O_DIRECT."""
+        if not hasattr(self.own, "buffer"):
+            self.own.buffer = memoryview(mmap.mmap(-1, RANGE))
+        return self.own.buffer
+
+    def copy_range(self, part, number, chained):
         offset, length = part.span(number)
-        part.source.into(part.copy, offset, length, part.copiers == 1)
+        sums = list(part.sums.values()) if chained else []
+        part.source.into(part.copy, offset, length, self.buffer(), sums, part.copiers == 1)
         with self.lock:
             part.copiers -= 1
             part.done[number] = 1
+            if chained:
+                part.hashing = False
+                part.hashed += 1
             while part.ready < part.ranges and part.done[part.ready]:
                 part.ready += 1
             self.note("%d %d" % (part.number, number))
-            self.lock.notify_all()
-        if not self.hash:
+            self.lock.notify()
+        if chained or not self.hash:
             self.teller.add(length)
 
     def hash_range(self, part):
+        """Hashes on what is in the copy, and finishes a file that is there to its end."""
         with self.lock:
             self.open(part, reading=part.ready == part.ranges)
             upto = part.ready if self.hash else part.ranges
-        if self.hash:
-            while part.hashed < upto:
-                offset, length = part.span(part.hashed)
-                piece = part.copy.view[offset : offset + length]
+        buffer = self.buffer()
+        while self.hash and part.hashed < upto:
+            offset, length = part.span(part.hashed)
+            at, end = offset, offset + length
+            while at < end:
+                got = os.preadv(part.copy.fd, [buffer[: min(end - at, 1 << 20)]], at)
+                if not got:
+                    raise Bad("room", "%s became shorter while it was copied: somebody else writes there" % part.path)
                 for one in part.sums.values():
-                    one.update(piece)
-                piece.release()
-                part.hashed += 1
-                self.teller.add(length)
+                    one.update(buffer[:got])
+                at += got
+            part.hashed += 1
+            self.teller.add(length)
         with self.lock:
             part.hashing = False
             if part.ready == part.ranges and (part.hashed == part.ranges or not self.hash):
@@ -1401,7 +1423,7 @@ class Filling:
         part.finished = True
 
     def in_words(self, error, part):
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EFAULT, errno.EDQUOT):
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM):
             return Bad(
                 "room",
                 "%s is full: %s could not be copied to its end; what is there stays for the next run"
