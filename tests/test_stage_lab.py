@@ -54,7 +54,7 @@ def desk(lab, tmp_path):
     write_model(lab.root(GUEST), "root/big", "Qwen3.6-27B", size=160 << 20)
     yield Desk(tmp_path, lab)
     clean = (
-        f"rm -rf /root/big; systemctl disable --now run-gpuctl-models.mount; rm -f /etc/systemd/system/gpuctl-stage-* "
+        "rm -rf /root/big; systemctl disable --now run-gpuctl-models.mount; rm -f /etc/systemd/system/gpuctl-stage-* "
         "/etc/systemd/system/run-gpuctl-models.mount /etc/gpuctl/stage/*; systemctl daemon-reload; systemctl reset-failed"
     )
     lab.run(GUEST, ["sh", "-c", clean])
@@ -107,7 +107,8 @@ def test_a_model_comes_into_a_tmpfs_of_its_own_and_is_there_again_whatever_happe
         lab.run(GUEST, ["rm", "-rf", f"{MODELS}/big"])
         process = desk.start("big", "--yes", "--no-boot", "--threads", "1")
         journal, lock = f"{MODELS}/.staging-big/.journal", "cat $(grep -l . /run/gpuctl/stage-*.lock)"
-        wait = f"while ! [ -s {journal} ]; do [ -e {MODELS}/big ] && exit; sleep 0.01; done; kill -9 $({lock})"
+        begun = f'[ "$(cat {journal} 2>/dev/null | wc -l)" -gt 4 ]'
+        wait = f"until {begun}; do [ -e {MODELS}/big ] && exit; sleep 0.01; done; kill -9 $({lock})"
         lab.run(GUEST, ["sh", "-c", wait])
         out, err = process.communicate(timeout=100)
         assert "Traceback" not in err

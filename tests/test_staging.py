@@ -53,7 +53,7 @@ def source(tmp_path):
 @pytest.fixture(scope="session")
 def large(tmp_path_factory):
     """Large enough to be interrupted."""
-    return write_model(tmp_path_factory.mktemp("large"), "m", "Qwen3.6-27B", size=240 << 20, seed="large")
+    return write_model(tmp_path_factory.mktemp("large"), "m", "Qwen3.6-27B", size=120 << 20, seed="large")
 
 
 def cached(folder, cache, *, tree=True, name=REPO):
@@ -132,9 +132,9 @@ def test_from_every_kind_of_source(memory, source, tmp_path, kind):
     assert (again.state, again.raw["did"]) == ("staged", "nothing")
 
 
-def test_it_tells_how_far_it_is(memory, source):
+def test_it_tells_how_far_it_is(memory, large):
     told = []
-    stage(memory, source, told=told)
+    stage(memory, large, told=told)
     progress = [row for row in told if row["type"] == "progress"]
     assert progress
     assert {"what", "bytes", "of", "rate", "eta_s"} <= set(progress[0])

@@ -1267,7 +1267,7 @@ class Filling:
         for worker in workers:
             worker.start()
         watched = time.monotonic()
-        while not self.over.wait(0.1):
+        while not self.over.wait(min(0.1, self.teller.every)):
             self.teller.tick()
             if time.monotonic() - watched >= 1:
                 watched = time.monotonic()
