@@ -83,6 +83,7 @@ perf: $(V)/ready ## how true the load generator is, beside aiohttp and http.clie
 	$(BIN)/python tests/perf/overhead.py --write
 	$(BIN)/python tests/perf/doctor.py --write
 	$(BIN)/python tests/perf/diagnose.py --write
+	-$(BIN)/python tests/perf/reports.py
 
 RUNS ?= 50
 soak: $(V)/ready ## RUNS=50 campaigns in the lab with faults at random moments (SEED=N replays); docs/reliability.md

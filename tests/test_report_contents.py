@@ -260,6 +260,6 @@ def test_what_a_server_can_hold_is_as_it_said_itself(tmp_path):
             "capacity": {"kv_tokens": 69343, "kv_bytes": 4552665334, "state_bytes": "much"}}  # fmt: skip
     f.save(replace(record, server=said))
     table = tables(load_run(f.close()))["capacities"]
-    assert [column.title for column in table.columns] == ["Server", "Context", "At once", "KV cache", "KV cache",
+    assert [column.title for column in table.columns] == ["Server", "Context", "At once", "KV cache", "KV memory",
                                                           "Ready after"]  # fmt: skip
     assert [cell.text for cell in row(table, "tp1-a")[1:]] == ["32768", "4", "69343", "4.2 GiB", "62.0"]

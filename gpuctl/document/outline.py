@@ -272,7 +272,7 @@ _CAPACITIES = (
     ("Context", "tokens", ("context", "capacity.context_tokens")),
     ("At once", "requests", ("requests_at_once", "capacity.max_running_requests")),
     ("KV cache", "tokens", ("kv_tokens", "capacity.kv_tokens")),
-    ("KV cache", "bytes", ("capacity.kv_bytes",)),
+    ("KV memory", "bytes", ("capacity.kv_bytes",)),
     ("States", "bytes", ("capacity.state_bytes",)),
     ("Verifying", "bytes", ("capacity.verify_bytes",)),
     ("Weights", "bytes", ("capacity.weights_bytes",)),
