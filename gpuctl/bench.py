@@ -746,6 +746,8 @@ def _serve_and_measure(
         away = guard.away()
         if away or _from_outside(error.failure):
             raise _BrokenOff(error.failure, away, None) from None
+        if error.failure.kind == "no_room":
+            raise Stopped(error.failure.summary) from None  # no other server would find room either
         run.event("server_died", server=todo.server, why=error.failure.summary)
         tell("server_failed", server=todo.server, failure=error.failure)
         give_up(error.failure, todo.pending, None)

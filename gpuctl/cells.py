@@ -14,7 +14,9 @@ from gpuctl.config import ConfigError, PhasePlan
 from gpuctl.records import MEASURED, CellId, Record, State
 
 # Causes that have to do with the moment and not with the configuration: tried again without being asked.
-PASSING = frozenset({"interrupted", "machine_away", "no_model", "port_in_use", "unreachable", "rebooted", "refused"})
+PASSING = frozenset(
+    {"interrupted", "machine_away", "no_model", "no_room", "port_in_use", "unreachable", "rebooted", "refused"}
+)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from gpuctl.finding import Remedy, Severity
 from gpuctl.hosts import Inventory, Machine
 from gpuctl.playbook import Outcome, Step, play
 from gpuctl.render import CannotRender, File, ServerUnit
-from gpuctl.supervision import Start, SupervisionError
+from gpuctl.supervision import NoRoom, Start, SupervisionError
 from gpuctl.transport import Transport
 
 Watching = Callable[[Step], None]
@@ -177,9 +177,18 @@ def placer(
             return  # Ansible takes two seconds to find that out
         done = play("server", inventory.source, [machine.name], {"server_files": [file.as_vars()]}, on_step=on_step)
         if not done.well:
+            if full := full_disk(way):
+                raise NoRoom(f"{way.name}: the disk with {full} is full; make room there")
             raise SupervisionError(done.why)
 
     return place
+
+
+def full_disk(way: Transport) -> str:
+    """A folder in which nothing can be written any more, of those that placing a file needs; empty where there is room.
+    (What Ansible says then is anything but that.)"""
+    script = 'for d in /etc /tmp "$HOME"; do [ "$(stat -f -c %a "$d")" != 0 ] || { echo "$d"; break; }; done'
+    return way.run(["sh", "-c", script], timeout=30).text.strip()
 
 
 def program(word: str, way: Transport, env: Mapping[str, str]) -> str:

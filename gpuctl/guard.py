@@ -145,9 +145,12 @@ class Guard:
         self.run.boot = {"box": self.ways.name, **self.known.as_json()}
 
     def away(self) -> str:
-        """Why the box is not there as it was: it does not answer, started anew, or is going down. Empty: it is."""
+        """Why the box is not there as it was: it does not answer, started anew, or is going down. Empty: it is.
+
+        Asked after every cell, so of the guest alone; `recover` asks its node as well.
+        """
         try:
-            seen = look(self.ways)
+            seen = look(replace(self.ways, node=None))
         except Refused as error:
             return str(error)
         if seen.why and not seen.starting:

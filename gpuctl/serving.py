@@ -17,7 +17,7 @@ from gpuctl.config import Server
 from gpuctl.engines import Identity, Launch, environment
 from gpuctl.records import Failure
 from gpuctl.store import Run
-from gpuctl.supervision import Start, SupervisionError, Supervisor, UnitState, Watch
+from gpuctl.supervision import NoRoom, Start, SupervisionError, Supervisor, UnitState, Watch
 
 Tell = Callable[..., None]  # tell(event, **facts): progress for whoever watches, and the event log
 
@@ -137,7 +137,8 @@ def bring_up(
         try:
             up.state = supervisor.start(Start(unit, argv, env, owner, launch.server.secrets))
         except SupervisionError as error:
-            raise StartFailed(Failure("start_failed", f"{launch.name} could not be started: {error}")) from None
+            kind = "no_room" if isinstance(error, NoRoom) else "start_failed"
+            raise StartFailed(Failure(kind, f"{launch.name} could not be started: {error}")) from None
         up.watch = supervisor.watch(unit, [launch.base_url + path for path in engine.HEALTH], log.take)
         _wait_ready(up, log, began)
         up.ready_s = time.monotonic() - began

@@ -23,6 +23,10 @@ class SupervisionError(Exception):
     """The server could not be started, asked or stopped. One line."""
 
 
+class NoRoom(SupervisionError):
+    """A disk there is full."""
+
+
 @dataclass(frozen=True)
 class UnitState:
     """A server as its machine knows it. `start` is in clock ticks since boot: pid and start name one process."""

@@ -133,6 +133,7 @@ def run(lab: Lab, hub: Hub, seed: int) -> Report:
     draw = random.Random(seed)
     faults = [draw.choice(Campaigning.FAULTS) for _ in range(draw.choice([1, 1, 2, 3]))]
     moments = [draw.uniform(0, SPAN_S) for _ in faults]
+    _tidied(lab)
     began, codes = time.monotonic(), []
     with tempfile.TemporaryDirectory(prefix="gpuctl-soak-") as folder:
         campaign = Campaign(Path(folder), lab, hub.url)
@@ -251,7 +252,11 @@ def _tidied(lab: Lab) -> None:
     lab.wait("kpro6", "ct200", timeout=180)
     lab.run(
         "ct200",
-        ["sh", "-c", "systemctl stop 'gpuctl-tp1-*'; rm -f /etc/systemd/system/gpuctl-tp1-*; systemctl daemon-reload"],
+        [
+            "sh",
+            "-c",
+            "systemctl stop 'gpuctl-tp1-*'; find /etc/systemd/system -name 'gpuctl-tp1-*' -delete; systemctl daemon-reload",
+        ],
     )
 
 

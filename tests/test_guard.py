@@ -189,7 +189,7 @@ def test_away_says_why_in_one_line(tmp_path):
     for answer, said in (
         (GONE, "no answer"),
         (up(B, state="stopping"), "going down"),
-        (up(D, 9000), "guest restarted"),
+        (up(D, 9000), "the machine restarted"),
     ):
         box.guest.answer = answer
         assert said in box.guard.away()

@@ -4,6 +4,7 @@ healthy box is left as it is. One lab, one after the other."""
 from __future__ import annotations
 
 import json
+import random
 import time
 from pathlib import Path
 
@@ -138,3 +139,13 @@ def test_a_box_with_nothing_wrong_takes_one_look_and_no_change(campaign):
     assert code == 0, out + err
     (box,) = json.loads(out)["boxes"]
     assert (box["state"], box["looks"], box["steps"]) == ("well", 1, [])
+
+
+@pytest.mark.timeout(900)
+def test_faults_at_random_moments_lose_nothing(campaign, hub):
+    from tests import soak
+
+    seed = random.SystemRandom().randrange(1_000_000)
+    print(f"python -m tests.soak --runs 1 --seed {seed} replays it")
+    report = soak.run(campaign.lab, hub, seed)
+    assert not report.wrong, report.line()
