@@ -24,7 +24,13 @@ inventory_option = click.option(
     show_default="local, or $GPUCTL_INVENTORY",
     help="Folder with hosts.yml, models.yml, servers.yml, phases.yml; or its name under inventory/.",
 )
-target_option = click.option("-t", "--target", metavar="BOX", help="The box; a phase may name its own.")
+target_option = click.option(
+    "-t",
+    "--target",
+    metavar="BOX",
+    shell_complete=lambda ctx, param, begun: completing("boxes")(ctx, param, begun),
+    help="The box; a phase may name its own.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 check_option = click.option("--check", is_flag=True, help="Change nothing; show what would change.")
 yes_option = click.option("--yes", is_flag=True, help="Ask no question.")
@@ -59,3 +65,23 @@ def load_inventory(name: str) -> Inventory:
     engines = plugins.names("engines")
     multi_node = [engine for engine in engines if getattr(plugins.get("engines", engine), "MULTI_NODE", False)]
     return config.load(folder(name), engines=engines, workloads=workloads, multi_node=multi_node)
+
+
+def completing(kind: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """For a shell: names of the inventory that stands on the line. `kind`: phases | servers | boxes."""
+
+    def names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+        try:
+            place = ctx.params.get("inventory") or os.environ.get("GPUCTL_INVENTORY", "local")
+            if kind == "boxes":
+                from gpuctl import hosts
+
+                machines = hosts.load(folder(place))
+                found = [*machines.machines, *machines.groups]
+            else:
+                found = list(getattr(load_inventory(place), kind))
+        except Exception:  # noqa: BLE001 - a shell wants names or none, never a message
+            return []
+        return [name for name in found if name.startswith(incomplete)]
+
+    return names

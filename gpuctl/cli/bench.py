@@ -13,6 +13,7 @@ from gpuctl.cli._console import document, out, say
 from gpuctl.cli._mending import Mending, allow, seconds
 from gpuctl.cli._options import (
     check_option,
+    completing,
     inventory_option,
     json_option,
     load_inventory,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @click.command("bench", short_help="deploy each server of a phase and measure it; goes on by itself")
-@click.argument("phase")
+@click.argument("phase", shell_complete=completing("phases"))
 @options(inventory_option, target_option, runs_option, check_option, yes_option, json_option)
 @click.option("--fresh", is_flag=True, help="Measure every cell again.")
 @click.option("--retry-failed", is_flag=True, help="Try cells again that failed before.")

@@ -9,11 +9,11 @@ import click
 
 from gpuctl.cli import FINDINGS, WELL
 from gpuctl.cli._console import document, out, say
-from gpuctl.cli._options import folder, inventory_option, json_option, load_inventory, options
+from gpuctl.cli._options import completing, folder, inventory_option, json_option, load_inventory, options
 
 
 @click.command("render", short_help="unit, environment and command line of a server")
-@click.argument("server")
+@click.argument("server", shell_complete=completing("servers"))
 @click.option("--unit", is_flag=True, help="Only the text of its systemd unit.")
 @click.option("--boot", is_flag=True, help="The unit as one that is started at boot, and again when it fails.")
 @options(inventory_option, json_option)

@@ -88,6 +88,12 @@ class Ssh:
             raise Refused(f"{self.name}: {connection.user} may not become root ({said}): allow it without a password")
         return done
 
+    def openssh(self, argv: Sequence[str]) -> list[str]:
+        """The same login as a command line of OpenSSH that runs argv: known host keys only, no questions."""
+        strict = ["-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-T"]
+        words = shlex.join([*(["sudo", "-n", "-H", "--"] if self._sudo else []), *argv])
+        return ["ssh", *(["-F", self._config] if self._config else []), *strict, *self._arguments, words]
+
     def close(self) -> None:
         with self._lock:
             chain, self._chain = self._chain, []
