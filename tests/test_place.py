@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -156,3 +157,28 @@ def test_a_damaged_list_of_what_was_placed_is_told(place, tmp_path):
     (tmp_path / "state/journal.json").write_text("{")
     assert "journal.json cannot be read" in place({"path": str(tmp_path / "f"), "text": "x"})["msg"]
     assert not (tmp_path / "f").exists()
+
+
+def test_a_unit_that_lost_its_install_section_is_taken_out_of_the_boot(place, tmp_path):
+    units = tmp_path / "system"
+    (units / "multi-user.target.wants").mkdir(parents=True)
+    link = units / "multi-user.target.wants/x.service"
+    link.symlink_to(units / "x.service")
+    entry = {"path": str(units / "x.service"), "text": "[Service]\nExecStart=/bin/true\n"}
+    would = place(entry, check=True, units=True)
+    assert any("x.service goes: it is not for the boot" in diff.get("prepared", "") for diff in would["diff"])
+    assert link.is_symlink()
+    place(entry, units=True)  # here without systemd, where that is said
+    assert not link.is_symlink()
+    link.symlink_to(units / "x.service")
+    assert place({**entry, "text": "[Service]\nExecStart=/bin/true\n[Install]\nWantedBy=x\n"}, check=True, units=True)[
+        "diff"
+    ]
+    assert link.is_symlink()
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
+def test_the_exposure_of_a_unit_is_told(place, tmp_path):
+    entry = {"path": str(tmp_path / "gpuctl-x.service"), "text": "[Service]\nExecStart=/bin/true\n"}
+    told = [diff.get("prepared", "") for diff in place(entry, check=True, verify=True)["diff"]]
+    assert any("gpuctl-x.service: systemd calls its exposure 9." in words for words in told), told

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import pwd
+import re
 import subprocess
 import sys
 import tempfile
@@ -36,6 +37,11 @@ options:
   verify:
     type: bool
     description: systemd-analyze reads the units among the files first; what it says of them ends it.
+  units:
+    type: bool
+    description: >-
+      systemd is told of what changes, and a unit without an [Install] section is taken out of the boot (systemd itself
+      cannot disable one that lost it).
   needs:
     type: dict
     description: Paths that have to be there, each with what to say when it is not.
@@ -53,6 +59,7 @@ STATE = "/var/lib/gpuctl/placed"
 ARGUMENTS = {
     "files": {"type": "list", "elements": "dict", "default": []},
     "verify": {"type": "bool", "default": False},
+    "units": {"type": "bool", "default": False},
     "needs": {"type": "dict", "default": {}},
     "undo": {"type": "bool", "default": False},
     "state": {"type": "path"},
@@ -243,6 +250,27 @@ def verify(entries):
         raise Failed("systemd does not accept it: %s" % "; ".join(about_ours))
 
 
+def exposure(entries):
+    """What `systemd-analyze security` says of each service, in one line: {path: words}. Where it cannot: nothing."""
+    found = {}
+    for entry in entries:
+        if not entry["path"].endswith(".service") or entry.get("absent"):
+            continue
+        with tempfile.TemporaryDirectory(prefix="gpuctl-score-") as folder:
+            name = os.path.join(folder, os.path.basename(entry["path"]))
+            with open(name, "w", encoding="utf-8") as file:
+                file.write(entry["text"])
+            command = ["systemd-analyze", "security", "--offline=true", "--no-pager", name]
+            try:
+                done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=30)
+            except (OSError, subprocess.TimeoutExpired):
+                continue
+        score = re.search(r"(Overall exposure level)[^:]*: *([\d.]+ \w+)", done.stdout.decode("utf-8", "replace"))
+        if score:
+            found[entry["path"]] = "systemd calls its exposure %s (0 is best)" % score.group(2)
+    return found
+
+
 def run(job):
     for path, otherwise in (job.get("needs") or {}).items():
         if not os.path.exists(path):
@@ -252,6 +280,7 @@ def run(job):
     journal = Journal(job.get("state") or STATE)
     undo, check = bool(job.get("undo")), bool(job.get("check"))
     plans = [(entry, plan) for entry in job["files"] for plan in [planned(entry, journal, undo)] if plan]
+    scores = {} if undo or not job.get("verify") or not plans else exposure([entry for entry, _ in plans])
     diff = []
     for entry, (path, now, now_owner, then, then_owner) in plans:
         header = {"before_header": path, "after_header": path}
@@ -264,14 +293,63 @@ def run(job):
             diff.append({"prepared": "%s: %s -> %s\n" % (path, lines(now), lines(then))})
         else:
             diff.append({"before": shown(now), "after": shown(then), **header})
-    if plans and not check:
-        carry_out([plan for _, plan in plans], journal, undo)
+        if path in scores:
+            diff.append({"prepared": "%s: %s\n" % (os.path.basename(path), scores[path])})
+    links = boot_links(job["files"], undo) if job.get("units") else []
+    diff += [{"prepared": "%s goes: it is not for the boot any more\n" % link} for link in links]
+    if not check:
+        if plans:
+            carry_out([plan for _, plan in plans], journal, undo)
+        for link in links:
+            os.unlink(link)
+        if job.get("units") and (plans or links or unread(job["files"])):
+            reload_units()
     return {
-        "changed": bool(plans),
+        "changed": bool(plans or links),
         "diff": diff,
         "placed": [plan[0] for _, plan in plans],
         "backups": {path: journal.entries[path]["backup"] for _, (path, *_) in plans if path in journal.entries},
     }
+
+
+def boot_links(entries, undo):
+    """Links that start at boot what has no [Install] section, or goes."""
+    found = []
+    for entry in entries:
+        folder, name = os.path.split(entry["path"])
+        link = os.path.join(folder, "multi-user.target.wants", name)
+        stays = not undo and not entry.get("absent") and "[Install]" in entry.get("text", "")
+        if name.endswith(UNITS) and not stays and os.path.islink(link):
+            found.append(link)
+    return found
+
+
+def unread(entries):
+    """Whether systemd has not read one of these units since it was changed."""
+    names = [os.path.basename(entry["path"]) for entry in entries if entry["path"].endswith(UNITS)]
+    names = [name for name in names if "@." not in name]  # a template is none that could be asked for
+    if not names:
+        return False
+    try:
+        shown = subprocess.run(
+            ["systemctl", "show", "--property=NeedDaemonReload", *names],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=30,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return b"=yes" in shown.stdout
+
+
+def reload_units():
+    try:
+        done = subprocess.run(["systemctl", "daemon-reload"], stdin=subprocess.DEVNULL, capture_output=True, timeout=90)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Failed("placed, but systemd does not take note of it: %s" % error) from None
+    if done.returncode:
+        words = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise Failed("placed, but systemd does not take note of it: %s" % (words[0] if words else done.returncode))
 
 
 def carry_out(plans, journal, undo):
