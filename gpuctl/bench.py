@@ -207,7 +207,7 @@ def _surveyed(
     for _ in range(TRIES):
         try:
             survey = ask_survey(target, launches, inventory)
-            supervisor = _supervisor(inventory, target, survey)
+            supervisor = _supervisor(inventory, target, survey, tell)
             _stop_orphans(supervisor, inventory.campaign, run, tell)
             return survey, supervisor, anew
         except Refused:
@@ -438,9 +438,9 @@ def _foresight(todos: Sequence[_Todo], inventory: Inventory, target: Target, opt
     return Foresight(inventory, known, force=options.force)
 
 
-def _supervisor(inventory: Inventory, target: Target, survey: Mapping[str, Any]) -> Supervisor:
+def _supervisor(inventory: Inventory, target: Target, survey: Mapping[str, Any], tell: Tell) -> Supervisor:
     """Of the machine, and of those that servers also run on which it is the head of."""
-    head = _supervisor_of(inventory, target, survey)
+    head = _supervisor_of(inventory, target, survey, tell)
     if not survey["others"]:
         return head
     machines = hosts.load(inventory.folder)
@@ -454,11 +454,13 @@ def _supervisor(inventory: Inventory, target: Target, survey: Mapping[str, Any])
                 (node, engine.argv(together.ranked(launch, machines)[rank]))
                 for rank, (node, launch) in enumerate(ranks, 1)
             ]
-    supervisors = {name: _supervisor_of(inventory, other, survey["others"][name]) for name, other in others.items()}
+    supervisors = {
+        name: _supervisor_of(inventory, other, survey["others"][name], tell) for name, other in others.items()
+    }
     return together.Crews(head, supervisors, crews)
 
 
-def _supervisor_of(inventory: Inventory, target: Target, survey: Mapping[str, Any]) -> Supervisor:
+def _supervisor_of(inventory: Inventory, target: Target, survey: Mapping[str, Any], tell: Tell) -> Supervisor:
     """systemd's units where there is one and we may use it, else supervised processes."""
     if not survey["machine"].get("systemd"):
         return Processes(target.transport, python=_agent_python(target))
@@ -470,6 +472,7 @@ def _supervisor_of(inventory: Inventory, target: Target, survey: Mapping[str, An
         target.transport,
         {unit_name(name): server for name, server in inventory.servers.items()},
         models=[model.path for model in inventory.models.values() if model.stage],
+        on_trap=lambda unit, trap: tell("trap", unit=unit, trap=trap),
     )
     return Units(target.transport, place, python=_agent_python(target))
 

@@ -75,6 +75,7 @@ class Server(_Strict):
     user: str | None = None  # service user of the unit
     nccl: str | None = None  # profile of NCCL variables
     numa: str | None = None  # numactl arguments, tried before they are used
+    cpus: str | None = Field(default=None, pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")  # CPUAffinity=, as 0-31,64; tried
     title: str | None = None
     ready_within_s: float = Field(default=900, gt=0)
     api_key_file: str | None = None  # file on the controller with the key that clients must send

@@ -13,7 +13,7 @@ from pathlib import Path
 from gpuctl import nccl, render, tuning
 from gpuctl.assets import asset
 from gpuctl.config import Server
-from gpuctl.finding import Remedy, Severity
+from gpuctl.finding import Finding, Remedy, Severity
 from gpuctl.hosts import Inventory, Machine
 from gpuctl.playbook import Outcome, Step, play
 from gpuctl.render import CannotRender, File, ServerUnit
@@ -141,6 +141,7 @@ def unit_of(
             secrets=start.secrets,
             mounts=tuple(sorted(needed)),
             after=tuple(after),
+            cpus=server.cpus,
             boot=boot,
         )
     )
@@ -154,10 +155,12 @@ def placer(
     *,
     models: Sequence[str] = (),
     on_step: Watching = _nobody,
+    on_trap: Callable[[str, Finding], None] = lambda unit, trap: None,
 ) -> Callable[[Start], None]:
     """What `supervision.Units` calls before it starts a server: its unit is put there, unless it is there already.
 
-    `servers` by unit. The placing raises SupervisionError, in one line, with nothing half-placed.
+    `servers` by unit. `on_trap` hears what of NCCL's variables does not do what it seems to, before anything is placed.
+    The placing raises SupervisionError, in one line, with nothing half-placed.
     """
 
     def place(start: Start) -> None:
@@ -167,11 +170,14 @@ def placer(
             file = unit_of(start, server, models=models, argv=(first, *start.argv[1:]))
         except CannotRender as error:
             raise SupervisionError(f"{start.unit}: {error}") from None
-        trap = next((trap for trap in nccl.lint(start.env) if trap.severity is Severity.CRITICAL), None)
-        if trap is not None:
-            raise SupervisionError(f"{start.unit}: {trap.summary}; {trap.advice}")
+        for trap in (*nccl.lint(start.env), *_conf_traps(way)):
+            if trap.severity is Severity.CRITICAL:
+                raise SupervisionError(f"{start.unit}: {trap.summary}; {trap.advice}")
+            on_trap(start.unit, trap)
         if server.numa:
             _try_numactl(server.numa, way, start.unit)
+        if server.cpus:
+            _try_cpus(server.cpus, way, start.unit)
         there = way.run(["cat", file.path], timeout=30)
         if there.rc == 0 and there.stdout == file.text.encode() and not _stale(start.unit, way):
             return  # Ansible takes two seconds to find that out
@@ -208,6 +214,41 @@ def _stale(unit: str, way: Transport) -> bool:
     asked = ["systemctl", "show", "--property=NeedDaemonReload,LoadState,UnitFileState", f"{unit}.service"]
     said = way.run(asked, timeout=30).text
     return re.search(r"^NeedDaemonReload=no$", said, re.M) is None or "UnitFileState=enabled" in said
+
+
+def _conf_traps(way: Transport) -> tuple[Finding, ...]:
+    """What is wrong with the machine's own nccl.conf, which counts for every server there."""
+    script = 'for f in /etc/nccl.conf ~/.nccl.conf; do [ -f "$f" ] && echo "== $f" && cat "$f"; done; :'
+    said = way.run(["sh", "-c", script], timeout=30).text
+    parts = re.split(r"^== (/.*)$", said, flags=re.M)[1:]
+    return tuple(
+        trap
+        for file, text in zip(parts[::2], parts[1::2], strict=True)
+        for trap in nccl.lint_conf(text.removeprefix("\n"), file)
+    )
+
+
+# A set that reaches beyond what the guest may use is cut down by the kernel without a word.
+_TAKE = """
+import os, sys
+wanted = set()
+for part in sys.argv[1].split(","):
+    first, _, last = part.partition("-")
+    wanted.update(range(int(first), int(last or first) + 1))
+try: os.sched_setaffinity(0, wanted)
+except OSError as e: sys.exit(e.strerror)
+left = wanted - os.sched_getaffinity(0)
+if left: sys.exit("not allowed here: " + ",".join(map(str, sorted(left)[:8])))
+"""
+
+
+def _try_cpus(cpus: str, way: Transport, unit: str) -> None:
+    """systemd would start the server on fewer CPUs, or not at all: better said now."""
+    done = way.run(["python3", "-c", _TAKE, cpus], timeout=30)
+    if done.rc != 0:
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        why = said[-1] if said else f"status {done.rc}"
+        raise SupervisionError(f"{unit}: cpus: {cpus} is refused on {way.name}: {why}; see cpuset.cpus of the guest")
 
 
 def _try_numactl(words: str, way: Transport, unit: str) -> None:

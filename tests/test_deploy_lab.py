@@ -91,6 +91,7 @@ def test_a_log_of_odd_bytes_and_long_lines_arrives_whole(machines, ways):
         (["python3", "a\x07"], {}, {}, "gpuctl-t: argument: the character U+0007"),
         (["python3"], {"NCCL_PROTO": "LL64"}, {}, "gpuctl-t: NCCL_PROTO=LL64: NCCL does not know LL64"),
         (["python3"], {}, {"numa": "--membind=77"}, "gpuctl-t: `numactl --membind=77` is refused on ct200"),
+        (["python3"], {}, {"cpus": "0,900"}, "gpuctl-t: cpus: 0,900 is refused on ct200: not allowed here: 900"),
     ],
 )
 def test_what_cannot_be_is_one_line_and_nothing_is_placed(machines, ways, argv, env, server, said):

@@ -123,6 +123,9 @@ class _Console(Mending):
     def on_orphan_stopped(self, unit: str, pid: int) -> None:
         self.print(f"  stopped {unit} (pid {pid}), left running by an earlier run")
 
+    def on_trap(self, unit: str, trap: Any) -> None:
+        self.print(f"  note: {trap.summary}; {trap.advice}")
+
     def on_memory_held(self, server: str, held: dict[int, int]) -> None:
         gpus = ", ".join(f"GPU {gpu}: {size / 2**30:.1f} GiB" for gpu, size in held.items())
         self.print(f"  {server} is stopped, and there is still memory held: {gpus}; the next server may not find room")

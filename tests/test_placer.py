@@ -1,0 +1,65 @@
+"""What is said of a server before its unit is placed; against saved answers of a machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuctl import deploy, hosts
+from gpuctl.config import Server
+from gpuctl.supervision import Start, SupervisionError
+from gpuctl.transport import Completed, Replay
+
+BOX = hosts.Inventory(Path("/nowhere"), {"box": hosts.Machine("box", "machine")}, {})
+
+
+def placed(start, server=None, **answers):
+    """Names of what was told of NCCL; the unit is in place already."""
+    server = server or Server(engine="sglang", model="m")
+    text = deploy.unit_of(start, server).text.encode()
+    known = {
+        "cat *": text,
+        "systemctl show*": b"NeedDaemonReload=no\nUnitFileState=static\n",
+        "sh -c 'for f in*": b"",
+        **answers,
+    }
+    told = []
+    way = Replay("box", known)
+    deploy.placer(
+        BOX, BOX.machines["box"], way, {start.unit: server}, on_trap=lambda unit, trap: told.append(trap.summary)
+    )(start)
+    return told
+
+
+def start(**env):
+    return Start("gpuctl-s", ("/opt/python", "-m", "x"), env, "c")
+
+
+def test_nothing_is_said_of_what_is_well():
+    assert placed(start(NCCL_P2P_LEVEL="SYS")) == []
+
+
+def test_a_silent_trap_is_told_and_one_that_ends_nccl_stops_it():
+    assert placed(start(NCCL_P2P_LEVEL="sys")) == [
+        "NCCL_P2P_LEVEL=sys is ignored: levels are compared letter by letter"
+    ]
+    with pytest.raises(SupervisionError, match="gpuctl-s: NCCL_ALGO=Tree leaves"):
+        placed(start(NCCL_ALGO="Tree"))
+
+
+def test_the_machines_own_nccl_conf_is_read_too():
+    said = b"== /etc/nccl.conf\nNCCL_IB_DISABLE=1\nNCCL_DEBUG = INFO\n== /root/.nccl.conf\nNCCL_PROTO\n"
+    assert placed(start(), **{"sh -c 'for f in*": said}) == [
+        "/etc/nccl.conf line 2 sets a variable 'NCCL_DEBUG ' to ' INFO': NCCL keeps the spaces",
+        "/root/.nccl.conf line 1 has no `=` and is skipped: NCCL_PROTO",
+    ]
+
+
+def test_cpus_are_tried_before_they_are_used():
+    server = Server(engine="sglang", model="m", cpus="0-3")
+    assert placed(start(), server, **{"python3 -c*": b""}) == []
+    refused = Completed(1, b"", b"not allowed here: 2,3\n")
+    with pytest.raises(SupervisionError, match=r"cpus: 0-3 is refused on box: not allowed here: 2,3; see cpuset.cpus"):
+        placed(start(), server, **{"python3 -c*": refused})
+    assert "CPUAffinity=0-3" in deploy.unit_of(start(), server).text
