@@ -472,6 +472,7 @@ def _supervisor_of(inventory: Inventory, target: Target, survey: Mapping[str, An
         target.transport,
         {unit_name(name): server for name, server in inventory.servers.items()},
         models=[model.path for model in inventory.models.values() if model.stage],
+        on_step=lambda step: tell("placing", machine=step.machine, task=step.task),
         on_trap=lambda unit, trap: tell("trap", unit=unit, trap=trap),
     )
     return Units(target.transport, place, python=_agent_python(target))

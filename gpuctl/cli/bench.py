@@ -123,6 +123,10 @@ class _Console(Mending):
     def on_orphan_stopped(self, unit: str, pid: int) -> None:
         self.print(f"  stopped {unit} (pid {pid}), left running by an earlier run")
 
+    def on_placing(self, machine: str, task: str) -> None:
+        if self.live:
+            click.echo(f"\r\033[K  {machine}: {task.lower()} ...", err=True, nl=False)
+
     def on_trap(self, unit: str, trap: Any) -> None:
         self.print(f"  note: {trap.summary}; {trap.advice}")
 
