@@ -69,3 +69,10 @@ def test_each_cause_explains_itself(name):
     assert title.endswith(".")
     assert len(title) < 120
     assert len(" ".join(why)) > 40
+
+
+def test_a_service_that_could_not_be_seen_is_not_called_well():
+    text = "cuInit: 0\nservice: {unit: sglang.service, error: 'systemctl show: hang'}\n"
+    diagnosis = doctor.diagnose(doctor.box_from(snapshots.read(text, "box.yaml")))
+    assert diagnosis.verdict == "unknown"
+    assert "hang" in diagnosis.unknowns["service"]

@@ -1,175 +1,374 @@
-"""The doctor on real containers: each fault is made, named, mended by the playbooks, and gone; mending again does nothing."""
+"""The doctor on real containers: faults are made, named over every way to the guest, mended, and gone.
+
+Guests are broken and mended side by side, each in another way, for a restart of one takes as long as that of four.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 
-from gpuctl import doctor, hosts, playbook
+from gpuctl import doctor, hosts, playbook, snapshots
 from gpuctl.asking import ask
-from gpuctl.finding import Severity
-from tests.lab.faults import conf, devices, driver
+from gpuctl.transport import agent
+from tests.lab.faults import conf, devices, driver, machine, network
 from tests.lab.faults.boot import reboot
+from tests.lab.layout import GUESTS, pct_config
 
 pytestmark = pytest.mark.lab
 
-CONF = "/etc/pve/lxc/200.conf"
 ROOT = Path(__file__).parents[1]
+UVM, CTL = "/dev/nvidia-uvm", "/dev/nvidiactl"
+NODE_OF = {guest.name: guest.node for guest in GUESTS}
+VMID = {guest.name: guest.vmid for guest in GUESTS}
+WITH_SSHD = [guest.name for guest in GUESTS if guest.sshd]
+UNIT = "served.service"
 
 
-def look(lab, guest="ct200", **eyes):
-    (asked,) = ask(hosts.load(lab.inventory), [guest], **eyes)
-    assert asked.box is not None, asked.missing
-    return asked.box
+def at_once(work: Callable, items) -> dict:
+    items = list(items)
+    with ThreadPoolExecutor(len(items)) as pool:
+        return dict(zip(items, pool.map(work, items), strict=True))
 
 
-def heal(lab, guest="ct200", **eyes):
-    played = []
+@dataclass
+class Ward:
+    """The lab's guests, and the ways to them: their own sshd and their node, `pct exec` alone, their sshd alone,
+    and the probe as it runs on the spot."""
 
-    def play(remedy):
-        where = "kpro6" if remedy.on == "node" else guest
-        outcome = playbook.play(remedy.playbook, lab.inventory, [where], remedy.vars)
-        played.append(remedy.playbook)
-        return doctor.Played(outcome.well, bool(sum(outcome.changed.values())), outcome.why)
+    lab: object
+    folder: Path
+    original: Mapping[str, str]
 
-    healing = doctor.heal(look(lab, guest, **eyes), lambda: look(lab, guest, **eyes), play)
-    return healing, played
+    def inventory(self, way):
+        if way == "ssh and node":
+            return self.lab.inventory
+        document = yaml.safe_load((self.lab.inventory / "hosts.yml").read_text())
+        for name, variables in document["all"]["children"]["guests"]["hosts"].items():
+            if way == "pct exec":
+                variables["ansible_connection"] = "pct"
+                variables.pop("ansible_host", None)
+            elif "ansible_host" in variables:
+                variables = {"ansible_host": variables["ansible_host"]}
+            document["all"]["children"]["guests"]["hosts"][name] = variables
+        if way == "ssh alone":
+            del document["all"]["children"]["nodes"]
+            for name in set(VMID) - set(WITH_SSHD):
+                del document["all"]["children"]["guests"]["hosts"][name]
+        folder = self.folder / way.replace(" ", "-")
+        folder.mkdir(exist_ok=True)
+        (folder / "hosts.yml").write_text(yaml.safe_dump(document))
+        return folder
+
+    def look(self, way, names, **eyes):
+        """Guest -> its diagnosis; None where nothing of the box answered."""
+        if way == "local":
+            return at_once(lambda name: self.on_the_spot(name, eyes), names)
+        if way == "ssh alone":
+            names = [name for name in names if name in WITH_SSHD]
+        asked = ask(hosts.load(self.inventory(way)), names, **eyes)
+        return {one.name: None if one.box is None else doctor.diagnose(one.box) for one in asked}
+
+    def on_the_spot(self, name, eyes):
+        command, stdin = agent("probe", {"name": name, **({"service": eyes} if eyes else {})})
+        done = self.lab.run(name, command, stdin=stdin.decode())
+        return doctor.diagnose(doctor.box_from(snapshots.read(done.stdout, name))) if done.stdout else None
+
+    def started(self, texts):
+        """These configurations, each guest started anew if it starts at all."""
+
+        def start(name):
+            self.lab.run(NODE_OF[name], ["pct", "stop", str(VMID[name])])
+            self.lab.conf(VMID[name]).write_text(texts[name])
+            self.lab.run(NODE_OF[name], ["pct", "start", str(VMID[name])])
+
+        at_once(start, texts)
+
+    def fresh(self, *names):
+        """Those guests as they were at first, with the number nvidia-uvm has now."""
+        return {name: self.original[name].replace("c 509:*", f"c {self.major(name)}:*") for name in names or VMID}
+
+    def major(self, name):
+        return self.lab.check(NODE_OF[name], ["awk", '$2 == "nvidia-uvm" {print $1}', "/proc/devices"]).strip()
+
+    def heal(self, name, **eyes):
+        played = []
+
+        def play(remedy):
+            where = NODE_OF[name] if remedy.on == "node" else name
+            outcome = playbook.play(remedy.playbook, self.lab.inventory, [where], remedy.vars)
+            played.append(remedy.playbook)
+            return doctor.Played(outcome.well, bool(sum(outcome.changed.values())), outcome.why)
+
+        def box():
+            (asked,) = ask(hosts.load(self.lab.inventory), [name], **eyes)
+            return asked.box
+
+        return doctor.heal(box(), box, play), played
 
 
 @pytest.fixture(scope="module")
-def original(lab_to_break):
-    return lab_to_break.check("kpro6", ["cat", CONF])
+def ward(lab_to_break, tmp_path_factory):
+    lab = lab_to_break
+    outcome = playbook.play("devices", lab.inventory, ["kpro6", "kpro7"])
+    assert outcome.well, outcome.why
+    original = {guest.name: pct_config(guest, lab.subnet) for guest in GUESTS}
+    return Ward(lab, tmp_path_factory.mktemp("ways"), original)
 
 
-@pytest.fixture
-def box200(lab_to_break, original):
-    """The lab with guest 200 as it was at first, running."""
-    lab_to_break.run("kpro6", ["nvidia-modprobe", "-c", "0", "-u"])
-    major = lab_to_break.check("kpro6", ["awk", '$2 == "nvidia-uvm" {print $1}', "/proc/devices"]).strip()
-    started_with(lab_to_break, original.replace("c 509:*", f"c {major}:*"))
-    lab_to_break.wait()
-    diagnosis = doctor.diagnose(look(lab_to_break))
-    assert not [f for f in diagnosis.all if f.severity is Severity.CRITICAL], doctor.render_text(diagnosis)
-    return lab_to_break
+def told(diagnosis):
+    return "nothing answered" if diagnosis is None else "\n".join(doctor.render_text(diagnosis, everything=True))
 
 
-def started_with(lab, text):
-    """Guest 200 with this configuration, started anew if it starts at all."""
-    script = f"cat > {CONF} <<'EOT'\n{text}EOT\npct stop 200; pct start 200; sleep 5"
-    lab.run("kpro6", ["sh", "-c", script])
+def leading(diagnosis):
+    """The id of what stops CUDA, or of what leads."""
+    return diagnosis.findings[0].id if diagnosis is not None and diagnosis.findings else None
 
 
-KINDS = {
-    "no_uvm_rule": "lxc_rule_missing",
-    "v1_keys": "lxc_rule_v1",
-    "malformed_rule": "lxc_rule_malformed",
-    "devn_deny_write": "devn_deny_write",
-    "devn_missing": "devn_node_missing",
-    "mount_not_optional": "mount_source_missing",
-}
+def assert_named(ward, wanted, inside, **eyes):
+    """Every guest's fault over every way: by its cause where the node is asked too, by `inside` from the guest alone."""
+    for way in ("ssh and node", "pct exec", "ssh alone", "local"):
+        seen = ward.look(way, wanted, **eyes)
+        for name, diagnosis in seen.items():
+            expected = wanted[name] if way in ("ssh and node", "pct exec") else inside[name]
+            assert leading(diagnosis) == expected, f"{name} over {way}\n{told(diagnosis)}"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_wrong_configuration_is_named_and_mended(box200, kind):
-    lab = box200
-    started_with(lab, getattr(conf, kind)(lab.check("kpro6", ["cat", CONF])))
-    diagnosis = doctor.diagnose(look(lab))
-    assert KINDS[kind] == diagnosis.findings[0].id, doctor.render_text(diagnosis)
-    healing, _ = heal(lab)
-    assert healing.state == "mended", doctor.render_healing(healing)
-    assert doctor.diagnose(look(lab)).verdict == "well"
-    assert heal(lab)[1] == []
+def assert_mended(ward, names, **eyes):
+    """Mended by the playbooks, well over every way, and mending again plays nothing."""
+    for name, (healing, played) in at_once(lambda name: ward.heal(name, **eyes), names).items():
+        assert healing.state == "mended", "\n".join([name, *doctor.render_healing(healing)])
+        assert played, name
+    for name, (healing, played) in at_once(lambda name: ward.heal(name, **eyes), names).items():
+        assert (healing.state, played) == ("well", []), "\n".join([name, *doctor.render_healing(healing)])
+    assert_well(ward, names, ("local",), **eyes)
 
 
-def test_the_command_shows_asks_mends_and_has_nothing_left_to_do(box200):
-    lab = box200
-    started_with(lab, conf.no_uvm_rule(lab.check("kpro6", ["cat", CONF])))
-    broken = lab.check("kpro6", ["cat", CONF])
-    command = [sys.executable, "-m", "gpuctl", "doctor", "-i", str(lab.inventory), "-t", "ct200"]
-
-    def gpuctl(*words):
-        done = subprocess.run(
-            [*command, *words], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=110
-        )
-        assert "Traceback" not in done.stderr
-        return done.returncode, done.stdout, done.stderr
-
-    code, out, _ = gpuctl()
-    assert code == 1
-    assert "lxc_rule_missing" in out
-    code, out, err = gpuctl("--fix")
-    assert (code, "--yes says yes" in err) == (2, True)
-    code, out, err = gpuctl("--fix", "--check")
-    assert code == 1
-    assert "+dev0: /dev/nvidia0,mode=0666" in err
-    assert "nothing was changed" in out
-    assert lab.check("kpro6", ["cat", CONF]) == broken
-    code, out, err = gpuctl("--fix", "--yes")
-    assert code == 0, out + err
-    assert "mended, as a second look shows" in out
-    code, out, err = gpuctl("--fix", "--yes")
-    assert (code, "container.yml" in err) == (0, False)
+def assert_well(ward, names, ways, **eyes):
+    for way in ways:
+        for name, diagnosis in ward.look(way, names, **eyes).items():
+            assert diagnosis is not None, name
+            assert diagnosis.verdict == "well", f"{name} over {way}\n{told(diagnosis)}"
 
 
-def test_a_renumbered_driver_is_named_and_mended_live_and_for_good(box200):
-    lab = box200
+def test_rules_that_do_not_allow_what_cuda_needs(ward):
+    texts = ward.fresh()
+    ward.started(
+        {
+            "ct200": conf.no_uvm_rule(texts["ct200"]),
+            "ct201": texts["ct201"] + f"lxc.cgroup2.devices.deny: c {ward.major('ct201')}:* rwm\n",
+            "ct202": conf.v1_keys(texts["ct202"]),
+            "ct210": conf.malformed_rule(texts["ct210"]),
+        }
+    )
+    wanted = {
+        "ct200": "lxc_rule_missing",
+        "ct201": "lxc_explicit_deny",
+        "ct202": "lxc_rule_v1",
+        "ct210": "lxc_rule_malformed",
+    }
+    ward.lab.wait()
+    assert_named(ward, wanted, dict.fromkeys(wanted, "device_refused"))
+    assert_mended(ward, wanted)
+
+
+def test_entries_and_sections_that_do_not_do_what_they_seem_to(ward):
+    texts = ward.fresh()
+    ward.started(
+        {
+            "ct200": conf.devn_deny_write(texts["ct200"]),
+            "ct201": conf.devn_default_mode(texts["ct201"]),
+            "ct202": conf.rule_in_snapshot(texts["ct202"]).replace("c 511:*", f"c {ward.major('ct202')}:*"),
+            "ct210": conf.no_uvm_rule(texts["ct210"]),
+        }
+    )
+    ward.lab.wait()
+    ward.lab.conf(210).write_text(texts["ct210"])  # put right, and not restarted
+    wanted = {
+        "ct200": "devn_deny_write",
+        "ct201": "node_mode",
+        "ct202": "lxc_wrong_section",
+        "ct210": "lxc_not_restarted",
+    }
+    inside = {**dict.fromkeys(wanted, "device_refused"), "ct201": "node_mode"}
+    assert_named(ward, wanted, inside, user="nobody")
+    assert_mended(ward, wanted, user="nobody")
+
+
+def test_guests_that_do_not_start(ward):
+    texts = ward.fresh()
+    ward.started(
+        {
+            "ct200": conf.devn_missing(texts["ct200"]),
+            "ct202": conf.mount_not_optional(texts["ct202"]),
+            "ct210": conf.locked(texts["ct210"]),
+        }
+    )
+    wanted = {"ct200": "devn_node_missing", "ct202": "mount_source_missing", "ct210": "guest_not_running"}
+    for way in ("ssh and node", "pct exec"):
+        for name, diagnosis in ward.look(way, wanted).items():
+            assert leading(diagnosis) == wanted[name], f"{name} over {way}\n{told(diagnosis)}"
+    assert ward.look("ssh alone", ["ct200"]) == {"ct200": None}
+    ward.lab.check("kpro7", ["sh", "-c", "pct unlock 210 && pct start 210"])  # as it is told
+    assert_mended(ward, ["ct200", "ct202"])
+    ward.lab.wait("ct210")
+    assert_well(ward, ["ct210"], ("ssh alone",))
+
+
+def test_nodes_that_went_wrong_inside(ward):
+    texts = ward.fresh()
+    ward.started({**texts, "ct201": conf.no_mount_entries(texts["ct201"])})
+    ward.lab.wait()
+    devices.file_for_node(ward.lab, "ct200", "/dev/nvidia5")
+    seen = ward.look("pct exec", ["ct200"])["ct200"]  # cuInit = 0, and a GPU fewer
+    assert {"node_is_file", "gpu_count_short"} <= {finding.id for finding in seen.all}, told(seen)
+    ward.started(ward.fresh("ct200"))
+    devices.stale_node(ward.lab, "ct200", UVM)
+    devices.file_for_node(ward.lab, "ct202", CTL)
+    devices.file_for_node(ward.lab, "ct210", UVM)
+    wanted = {"ct200": "node_stale", "ct201": "node_missing", "ct202": "node_is_file", "ct210": "node_is_file"}
+    assert_named(ward, wanted, wanted)
+    assert_mended(ward, wanted)
+
+
+SERVED = """\
+[Service]
+User=nobody
+{}
+ExecStart=sleep infinity
+"""
+
+
+def test_services_that_take_cuda_away_from_themselves(ward):
+    """Environment, limits and sandbox of the unit, with which the probe looks; in a shell everything works."""
+    ward.lab.wait()
+    stubs = ward.lab.check(
+        "ct210", ["sh", "-c", "dirname $(find /usr/local/cuda/ -path '*stubs/libcuda.so' | head -1)"]
+    ).strip()
+    settings = {
+        "ct200": "Environment=CUDA_VISIBLE_DEVICES=",
+        "ct201": "LimitNOFILE=16",
+        "ct202": "LimitAS=8G",
+        "ct210": f"Environment=LD_LIBRARY_PATH={stubs}",
+    }
+
+    def place(name, setting):
+        script = f"cat > /etc/systemd/system/{UNIT}; systemctl daemon-reload; systemctl restart {UNIT}"
+        ward.lab.check(name, ["sh", "-c", script], stdin=SERVED.format(setting))
+
+    at_once(lambda name: place(name, settings[name]), settings)
+    wanted = {
+        "ct200": "cuda_visible_devices",
+        "ct201": "limit_open_files",
+        "ct202": "limit_address_space",
+        "ct210": "libcuda_stub",
+    }
+    assert_named(ward, wanted, wanted, unit=UNIT)
+    at_once(lambda name: place(name, ""), settings)
+    assert_well(ward, wanted, ways=("pct exec", "local"), unit=UNIT)
+
+
+def test_drivers_and_libraries_that_do_not_go_together(ward):
+    """What no playbook of ours changes is named, and well once it is done as it is told."""
+    lab = ward.lab
+    version = lab.check("kpro7", ["cat", "/sys/module/nvidia/version"]).strip()
+    driver.break_uvm(lab, "kpro7")
+    driver.mismatch_libraries(lab, "ct200")
+    driver.mismatch_libraries(lab, "ct202")
+    wanted = {"ct200": "library_version", "ct202": "library_version", "ct210": "uvm_fatal"}
+    assert_named(ward, wanted, wanted)
+    healing, played = ward.heal("ct210")
+    assert (healing.state, played) == ("stuck", [])  # it needs everything stopped first, which is not ours to do
+    lab.check("kpro7", ["sh", "-c", "rmmod nvidia_uvm && nvidia-modprobe -u -c 0"])
+    for name in ("ct200", "ct202"):
+        driver.mismatch_libraries(lab, name, version)
+    assert_well(ward, wanted, ways=("ssh and node", "local"))
+    driver.unload_module(lab, "kpro6")
+    devices.stale_node(lab, "kpro7", UVM)
+    seen = ward.look("ssh and node", ["ct201", "ct210"])
+    assert leading(seen["ct201"]) == "uvm_not_loaded", told(seen["ct201"])
+    assert leading(seen["ct210"]) == "node_wrong_number", told(seen["ct210"])
+    assert_mended(ward, ["ct201", "ct210"])
+    driver.lose_gpu(lab, "kpro7", 3)
+    seen = ward.look("pct exec", ["ct210"])["ct210"]
+    assert "gpu_lost" in {finding.id for finding in seen.all}, told(seen)
+
+
+def gpuctl(lab, *words):
+    command = [sys.executable, "-m", "gpuctl", "doctor", "-i", str(lab.inventory), *words]
+    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=200)
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_reboot_that_renumbers_is_mended_live_and_for_good_and_can_be_undone(ward):
+    lab = ward.lab
+    lab.conf(200).write_text(ward.fresh("ct200")["ct200"] + "\n[before]\nsnaptime: 1764000000\n# kept\n")
+    lab.check("kpro6", ["systemctl", "disable", "--now", "gpuctl-devices"])
+    before = lab.conf(200).read_text()
     driver.renumber_uvm(lab, "kpro6", 511)
-    reboot(lab, "kpro6")
+    at_once(lambda node: reboot(lab, node), ["kpro6", "kpro7"])
     start = lab.check("ct200", ["cut", "-d", " ", "-f22", "/proc/1/stat"])
-    diagnosis = doctor.diagnose(look(lab))
-    finding = diagnosis.findings[0]
-    assert (finding.id, finding.certainty.value) == ("lxc_rule_stale", "proved")
-    healing, played = heal(lab)
-    assert healing.state == "mended", doctor.render_healing(healing)
-    assert played == ["container"]
+    code, out, _ = gpuctl(lab, "-t", "ct200")
+    assert (code, "[proved; lxc_rule_stale]" in out) == (1, True), out
+    assert f"apply:  gpuctl doctor -i {lab.inventory} -t ct200 --fix" in out
+    code, _, err = gpuctl(lab, "-t", "ct200", "--fix")
+    assert (code, "--yes says yes" in err) == (2, True)
+    code, out, err = gpuctl(lab, "-t", "ct200", "--fix", "--check")
+    assert (code, "+dev0: /dev/nvidia0,mode=0666" in err, "nothing was changed" in out) == (1, True, True)
+    assert lab.conf(200).read_text() == before
+    code, out, err = gpuctl(lab, "-t", "ct200", "--fix", "--yes")
+    assert (code, "mended, as a second look shows" in out) == (0, True), out + err
     assert lab.check("ct200", ["cut", "-d", " ", "-f22", "/proc/1/stat"]) == start, "the guest was restarted"
+    mended = lab.conf(200).read_text()
+    assert mended.endswith("\n[before]\nsnaptime: 1764000000\n# kept\n")
+    code, out, err = gpuctl(lab, "-t", "ct200", "--fix", "--yes")
+    assert (code, "container.yml" in err) == (0, False), out + err
     driver.renumber_uvm(lab, "kpro6", 507)
     reboot(lab, "kpro6")
-    assert doctor.diagnose(look(lab)).verdict == "well"
+    assert_well(ward, ["ct200"], ways=("ssh and node",))
+    code, out, _ = gpuctl(lab, "-t", "ct200", "--undo", "--check")
+    assert (code, "-dev0: /dev/nvidia0,mode=0666" in out) == (0, True), out
+    assert lab.conf(200).read_text() == mended
+    code, out, err = gpuctl(lab, "-t", "ct200", "--undo", "--yes")
+    assert code == 0, out + err
+    assert lab.conf(200).read_text() == before
+    assert gpuctl(lab, "-t", "ct200", "--undo", "--yes")[1] == "ct200: nothing here was changed by gpuctl\n"
 
 
-def test_the_guest_alone_proves_the_refusal(box200):
-    lab = box200
-    started_with(lab, conf.no_uvm_rule(lab.check("kpro6", ["cat", CONF])))
-    box = look(lab)
-    alone = doctor.diagnose(doctor.box_from([box.guest]))
-    assert [f.id for f in alone.findings if f.severity is Severity.CRITICAL] == ["device_refused"]
-    assert "devices.allow" in alone.findings[0].advice
+def test_machines_that_cannot_be_asked_are_told_and_delay_no_other(ward):
+    lab = ward.lab
+    keys = (lab.state / "ssh" / "known_hosts").read_bytes()
+    network.change_host_key(lab, "ct201")
+    machine.remove_python3(lab, "ct202")
+    network.cut(lab, "kpro7")
+    try:
+        code, out, err = gpuctl(lab, "-t", "all")
+    finally:
+        network.cut(lab, "kpro7", undo=True)
+        machine.remove_python3(lab, "ct202", undo=True)
+        network.change_host_key(lab, "ct201", undo=True)
+    assert code == 3, out + err
+    assert "ct201" in err, err
+    assert "host key" in err, err
+    assert "ct202: no python3 there" in err, err
+    assert "kpro7" in err, err
+    assert (lab.state / "ssh" / "known_hosts").read_bytes() == keys
+    assert out.startswith("ct200 on kpro6: CUDA starts"), out
 
 
-def test_a_service_user_is_shut_out_by_the_usual_devn_entries(box200):
-    lab = box200
-    started_with(lab, conf.devn_default_mode(lab.check("kpro6", ["cat", CONF])))
-    assert doctor.diagnose(look(lab)).verdict == "well"  # as root
-    assert doctor.diagnose(look(lab, user="nobody")).findings[0].id == "node_mode"
-    healing, _ = heal(lab, user="nobody")
-    assert healing.state == "mended", doctor.render_healing(healing)
-
-
-def test_nodes_that_went_wrong_inside_are_named(box200):
-    lab = box200
-    for break_it, expected in ((devices.stale_node, "node_stale"), (devices.file_for_node, "node_is_file")):
-        break_it(lab, "ct200", "/dev/nvidia-uvm")
-        assert doctor.diagnose(look(lab)).findings[0].id == expected
-    healing, _ = heal(lab)
-    assert healing.state == "mended", doctor.render_healing(healing)
-
-
-def test_one_gpu_less_is_not_overlooked(box200):
-    lab = box200
-    devices.file_for_node(lab, "ct200", "/dev/nvidia5")
-    found = doctor.diagnose(look(lab))
-    assert {"node_is_file", "gpu_count_short"} <= {f.id for f in found.all}
-
-
-def test_the_doctor_leaves_the_machines_as_they_were(box200):
-    lab = box200
+def test_the_doctor_leaves_the_machines_as_they_were(ward):
+    lab = ward.lab
     listing = ["sh", "-c", "ls -lR /dev/nvidia*; cat /proc/modules | head -50"]
     lab.run("ct200", ["rm", "-f", "/dev/nvidia-uvm-tools"])
     before = [lab.check(machine, listing) for machine in ("ct200", "kpro6")]
-    for _ in range(2):
-        look(lab)
+    ward.look("ssh and node", ["ct200"])
+    ward.look("local", ["ct200"])
     assert [lab.check(machine, listing) for machine in ("ct200", "kpro6")] == before

@@ -92,6 +92,12 @@ def test_an_unknown_service_user_is_an_answer():
     assert "no user no-such-user" in answer["service"]["error"]
 
 
+def test_a_service_that_is_not_there_is_not_looked_for_with_other_eyes():
+    answer = probe({"service": {"unit": "no-such-unit.service"}})
+    assert "no-such-unit.service" in answer["service"]["error"]
+    assert "user" not in answer.get("cuda", {})
+
+
 def test_secrets_of_the_environment_stay_on_the_machine():
     answer = probe(
         {"skip": ["cuda", "nvml"]}, env={"HF_TOKEN": "hf_abcdef", "MY_PASSWORD": "x7", "CUDA_VISIBLE_DEVICES": "1"}

@@ -731,7 +731,7 @@ def unified():
 class Probe:
     def __init__(self, job):
         self.job = job
-        self.limits = dict({"cuda_s": 20, "command_s": 6, "deadline_s": 40}, **job.get("limits", {}))
+        self.limits = dict({"cuda_s": 20, "command_s": 10, "deadline_s": 40}, **job.get("limits", {}))
         self.lock = threading.Lock()
         self.answers = {}
         self.waiting = {}
@@ -1051,6 +1051,11 @@ class Probe:
         if unit:
             shows = command(["systemctl", "show", "--property", UNIT_PROPERTIES, "--", unit], self.limits["command_s"])
             show = dict(line.partition("=")[::2] for line in shows.get("stdout", "").splitlines() if "=" in line)
+            if not show:
+                why = shows.get("error") or shows.get("stderr", "").strip() or "no answer"
+                answer["error"] = "%s: systemctl show: %s" % (unit, why)
+            elif show.get("LoadState") == "not-found":
+                answer["error"] = "there is no unit %s on this machine" % unit
             user = user or show.get("User") or None
             answer["user"] = user
             pid = show.get("MainPID", "0")
@@ -1095,7 +1100,7 @@ class Probe:
                 answer["error"] = "not root: cannot become %s" % (user or "root")
                 who = None
         self.put("service", answer)
-        if who is not None:
+        if who is not None and "error" not in answer:  # other eyes than the service's would see another machine
             self.eyes("user", who)
 
     # -- a Proxmox VE node --

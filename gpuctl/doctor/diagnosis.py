@@ -75,12 +75,12 @@ def diagnose(box: Box) -> Diagnosis:
     consequences = [f for f in found if f not in leading]
     works = access.works(box)
     fine = _fine(box)
+    if (unseen := box.guest.mapping("service").get("error")) is not None:
+        unknowns["service"] = str(unseen)
     if any(f.severity is not Severity.INFO for f in found):
         verdict = "findings"
-    elif works:
+    elif works and unseen is None:
         verdict = "well"
-    elif works is None:
-        verdict = "unknown"
     else:
         verdict = "unknown"
     return Diagnosis(

@@ -48,9 +48,7 @@ class Healing:
 
 def mendable(finding: Finding) -> bool:
     """What stops CUDA, and warnings that have a remedy."""
-    return finding.severity is Severity.CRITICAL or (
-        finding.severity is Severity.WARNING and finding.remedy is not None
-    )
+    return finding.severity is Severity.CRITICAL or (finding.severity is Severity.WARNING and bool(ways(finding)))
 
 
 def heal(
@@ -135,7 +133,7 @@ def ways(finding: Finding) -> list[Remedy]:
     if remedy is None:
         return []
     if finding.severity is not Severity.CRITICAL:  # it works now: nothing is restarted for what may come
-        return [with_restart(remedy, None)]
+        return [] if mere_restart(remedy) else [with_restart(remedy, None)]
     found = [remedy]
     if remedy.playbook == "container" and remedy.restarts != "guest":
         found.append(with_restart(remedy, "guest"))
