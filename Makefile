@@ -77,10 +77,11 @@ check-then-e2e:
 	$(MAKE) --no-print-directory check
 	$(MAKE) --no-print-directory e2e
 
-perf: $(V)/ready ## how true the load generator is, beside aiohttp and http.client; writes docs/performance.md, docs/overhead.md, docs/deploying.md (as root), docs/doctor.md, docs/diagnose.md
+perf: $(V)/ready ## how true the load generator is, beside aiohttp and http.client; writes docs/performance.md, docs/overhead.md, docs/staging.md, docs/deploying.md (as root), docs/doctor.md, docs/diagnose.md
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[perf]'
 	$(BIN)/python tests/perf/accuracy.py --write
 	$(BIN)/python tests/perf/overhead.py --write
+	$(BIN)/python tests/perf/staging.py --write
 	PYTHONPATH=. $(BIN)/python tests/perf/deploy.py --write
 	$(BIN)/python tests/perf/doctor.py --write
 	$(BIN)/python tests/perf/diagnose.py --write

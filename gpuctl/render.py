@@ -272,12 +272,13 @@ def stage(model: str, job: Mapping[str, Any], mount: str, agent: str) -> tuple[F
     """What stages a model at boot: the agent's program, its job, its unit gpuctl-stage-<model>. Raises CannotRender."""
     name = unit_name(f"gpuctl-stage-{model}")
     path = f"{ETC}/stage/{unit_name(model)}.json"
+    far = str(job.get("source") or "").startswith("ssh://")  # others do not wait for a network
     text = _unit(
         OURS,
         Unit=[
             f"Description=Model {_description(model)} into memory",
             f"RequiresMountsFor={unit_path(mount, 'mount')}",
-            "After=network.target",
+            *(["Wants=network-online.target", "After=network-online.target"] if far else ["After=network.target"]),
             "StartLimitIntervalSec=1h",
             "StartLimitBurst=5",
             "OnFailure=gpuctl-failed@%n.service",

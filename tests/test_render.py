@@ -59,6 +59,11 @@ def test_staging_and_settings_at_boot(golden):
         golden(f"units/boot/{file.path.rpartition('/')[2]}", file.text)
 
 
+def test_only_a_model_from_another_machine_waits_for_the_network_at_boot():
+    texts = [render.stage("m", {"source": one}, "/run/m", "")[2].text for one in ("/root/m", "ssh://box/m")]
+    assert ["network-online.target" in text for text in texts] == [False, True]
+
+
 def test_secrets_stand_in_no_unit():
     text = render.server(SERVING).text
     assert "LoadCredential=HF_TOKEN:/etc/gpuctl/secrets/hf" in text

@@ -2021,6 +2021,8 @@ class Model:
             if self.source["state"] == "complete":
                 return
             if after or not self.can_fetch():
+                if self.source["state"] == "unknown":
+                    raise Bad("way", "%s: %s" % (self.source.get("place"), missing_in_words(self.source)))
                 words = (self.source.get("place"), self.source["state"], after, missing_in_words(self.source))
                 raise Bad("source", "%s is %s%s: %s" % words)
             self.download()

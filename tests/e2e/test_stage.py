@@ -297,17 +297,18 @@ def test_what_is_wrong_over_there_is_known_before_a_byte_is_copied(far, model, m
 
 
 @pytest.mark.parametrize(
-    ("host", "path", "said"),
+    ("host", "path", "kind", "said"),
     [
-        ("nobody@machine", "/x", "denied"),
-        ("localhost:1", "/x", "Connection refused"),
-        ("machine", "/no/such", "is absent"),
+        ("nobody@machine", "/x", "way", "denied"),
+        ("localhost:1", "/x", "way", "Connection refused"),
+        ("machine", "/no/such", "source", "is absent"),
     ],
 )
-def test_another_machine_that_cannot_be_asked_is_one_line(far, memory, host, path, said):
+def test_another_machine_that_cannot_be_asked_is_one_line(far, memory, host, path, kind, said):
     with pytest.raises(StagingError) as caught:
         over_ssh(memory, path, host=host)
-    assert (said in str(caught.value), "\n" in str(caught.value)) == (True, False), str(caught.value)
+    seen = (caught.value.kind, said in str(caught.value), "\n" in str(caught.value))
+    assert seen == (kind, True, False), str(caught.value)
 
 
 def test_an_unknown_host_key_is_refused(far, model, memory):

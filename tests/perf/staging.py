@@ -216,6 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args(arguments)
     cores = len(os.sched_getaffinity(0))
+    load = os.getloadavg()[0]
     threads = max(8, min(32, 2 * cores))  # as stage.py does
     with tempfile.TemporaryDirectory(prefix="gpuctl-perf-", dir=options.on) as folder:
         source = Path(folder) / "model"
@@ -239,7 +240,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "",
         f"Made by `make perf` (tests/perf/staging.py) on {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC: {cores} cores, Linux "
         f"{platform.release()}, Python {platform.python_version()}; {options.files} safetensors files, "
-        f"{options.bytes / 1e9:.1f} GB of random bytes, into a tmpfs; {options.rounds} rounds, {threads} threads.",
+        f"{options.bytes / 1e9:.1f} GB of random bytes, into a tmpfs; {options.rounds} rounds, {threads} threads; load of the machine "
+        f"when it began: {load:.1f}.",
         "",
         "## From disk, nothing in the page cache",
         "",
