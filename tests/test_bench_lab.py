@@ -39,7 +39,7 @@ class Desk:
         hub = "/root/.cache/huggingface/hub/models--Qwen--Qwen3.6-27B/snapshots"
         (snapshot,) = lab.check(guest, ["ls", hub]).split()
         (self.inventory / "models.yml").write_text(
-            models.replace("/run/gpuctl/models/Qwen3.6-27B", f"{hub}/{snapshot}")
+            models.replace("/run/gpuctl/models/Qwen3.6-27B", f"{hub}/{snapshot}").replace("  stage: true\n", "")
         )
         servers = (self.inventory / "servers.yml").read_text()
         starved = """
@@ -60,7 +60,7 @@ class Desk:
 
     def gpuctl(self, *words: str) -> tuple[int, str, str]:
         process = self.start(*words)
-        out, err = process.communicate(timeout=110)
+        out, err = process.communicate(timeout=280)
         assert "Traceback" not in err, err
         return process.returncode, out, err
 
@@ -97,13 +97,14 @@ def desk(request, lab, tmp_path):
     )
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("desk", ["ct200", "ct202"], indirect=True)
 def test_a_phase_is_deployed_as_units_measured_and_named_where_it_cannot_work(desk):
     code, out, err = desk.gpuctl("bench", "tp1", "--only", "tp1-starved")
     assert code == 1, out + err
     refused = desk.records()["tp1-starved"]["failure"]
-    assert (refused["kind"], refused["finding"]["id"]) == ("refused", "state-slots-starved")
+    assert refused["kind"] == "refused", refused
+    assert refused["finding"]["id"] == "state-slots-starved"
     assert "2 recurrent-state slots, one request needs 4: 2 // 4 = 0" in refused["summary"]
     assert "8 requests x 16 draft tokens x 146.8 MiB = 18.35 GiB" in out
     assert not (desk.folder / "runs/lab/logs/tp1-starved").exists()  # it was not started
