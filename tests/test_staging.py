@@ -430,6 +430,22 @@ def test_where_old_and_new_have_no_room_the_old_one_stays_unless_it_is_given_up(
     assert same(old, memory / "m")
 
 
+def test_the_old_one_is_given_up_only_where_that_makes_room(memory, tmp_path):
+    old = write_model(tmp_path, "disk/old", "Qwen3.6-27B", size=40 << 20, seed="old")
+    new = write_model(tmp_path, "disk/new", "Qwen3.6-27B", size=30 << 20, seed="new")
+    stage(memory, old)
+    tight = {**job(memory, new), "limits": [{"what": "the node", "free": 20 << 20}], "headroom_bytes": 1 << 20}
+
+    def given_up(**more):
+        return staging.stage(Local(), {**tight, **more}, drop_old=True, limits=tight["limits"])
+
+    with pytest.raises(StagingError, match=r"the old copy stays .* without it: the node has"):
+        given_up(headroom_bytes=1 << 30)
+    assert same(old, memory / "m")
+    assert given_up().state == "staged"
+    assert same(new, memory / "m")
+
+
 def test_a_disk_is_no_memory(tmp_path, source):
     if program.mount_under(str(tmp_path))[1] in program.IN_MEMORY:
         pytest.skip("the folder for tests is in memory itself")

@@ -1456,6 +1456,13 @@ def remove(path):
         shutil.rmtree(path)
 
 
+def bytes_freed(path):
+    """What removing a file or a folder gives back: files that have another name elsewhere give nothing."""
+    paths = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names] or [path]
+    found = [os.lstat(one) for one in paths]
+    return sum(one.st_blocks * 512 for one in found if stat.S_ISREG(one.st_mode) and one.st_nlink == 1)
+
+
 def put(path, data):
     with open(path + ".new", "wb") as file:
         file.write(data)
@@ -2066,17 +2073,16 @@ class Model:
         self.said["room"] = {"need": need, "headroom": headroom, "limits": self.limits()}
         good, why = fits(need, self.said["room"]["limits"], headroom)
         if not good and self.copy["state"] != "absent":
-            if not job.get("drop_old"):
-                raise Bad(
-                    "room",
-                    "%s; the old copy stays until the new one is there: more room, or `drop_old` gives up %s first"
-                    % (why, size_of(self.copy["bytes"])),
-                )
+            freed = bytes_freed(self.to)
+            hopeful = [{**limit, "free": limit["free"] + freed} for limit in self.said["room"]["limits"]]
+            enough, still = fits(need, hopeful, headroom)
+            if not job.get("drop_old") or not enough:
+                stays = "--drop-old gives up %s of it first" % size_of(freed) if enough else "without it: %s" % still
+                raise Bad("room", "%s; the old copy stays until the new one is there; %s" % (why, stays))
             self.teller.say("the old copy goes first: %s" % why)
             remove(self.to + "." + MANIFEST)
             remove(self.to)
-            good, why = fits(need, self.limits(), headroom)
-        if not good:
+        elif not good:
             raise Bad("room", why)
 
         def watch(left):
