@@ -9,7 +9,7 @@ An engine has
     FIXED_LENGTH         body fields that make an answer exactly max_tokens long; ANY_LENGTH where it may end
     MULTI_NODE           true where one server can run over several machines (Launch.ranks); may be left out
     VERSIONS             Python packages whose version can change a number
-and, where its memory can be planned (memory.py beside it):
+and, where its memory can be planned (memory.py beside it: plan(question), doubt(question)):
     PROGRAM              the words that start it, unless a server has its own
     PACKAGE              the Python package it is, or None: PROGRAM is a binary
     SOURCES, FLAGS       files of that package whose text the plan reads; and those that define its flags (patterns)

@@ -28,7 +28,6 @@ MIB = 1 << 20
 WARM_UP_TOKENS = 32
 LOAD_BYTES_S = 2e9  # weights come onto a GPU at about this speed from a tmpfs; an estimate
 START_S, STOP_S, CELL_S = 60.0, 10.0, 2.0  # a start beside loading; a stop; what a cell costs beside its requests
-DOUBT_BYTES = 256 * MIB  # what a plan made before a start may be wrong by on one GPU: docs/memory.md
 
 TP = ("--tp-size", "--tensor-parallel-size", "--tp", "-tp")
 
@@ -271,9 +270,11 @@ def refusal(question: Question, engine: str) -> Plan | None:
     found = plan_of(question, engine)
     if found.verdict is not Verdict.IMPOSSIBLE:
         return None
-    gpu = question.gpu
-    free = gpu.free_bytes + DOUBT_BYTES if gpu.free_bytes is not None else None
-    better = replace(question, gpu=replace(gpu, total_bytes=gpu.total_bytes + DOUBT_BYTES, free_bytes=free))
+    module = planner(engine)
+    assert module is not None
+    gpu, doubt = question.gpu, module.doubt(question)
+    free = gpu.free_bytes + doubt if gpu.free_bytes is not None else None
+    better = replace(question, gpu=replace(gpu, total_bytes=gpu.total_bytes + doubt, free_bytes=free))
     return found if plan_of(better, engine).verdict is Verdict.IMPOSSIBLE else None
 
 

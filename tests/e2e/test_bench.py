@@ -339,3 +339,21 @@ def test_mistakes_in_the_inventory_are_lines_with_places(desk):
     code, out, err = desk.gpuctl("bench", "p")
     assert (code, out) == (2, "")
     assert "inventory/local/servers.yml:2: servers.plain.modle: unknown key; did you mean 'model'?" in err
+
+
+def test_a_server_that_cannot_work_is_not_started_unless_it_is_forced(desk):
+    servers, phases = ((desk.inventory / f"{name}.yml").read_text() for name in ("servers", "phases"))
+    desk.write("servers", servers + "  bad: {use: tiny, flags: {n-gpu-layer: 1}}\n")
+    desk.write("phases", phases.replace("[plain, ngram]", "[bad]").replace("baseline: plain", "baseline: bad"))
+    code, out, err = desk.gpuctl("bench", "p")
+    assert code == 1, out + err
+    (failure, *_) = [record["failure"] for record in desk.records().values()]
+    assert (failure["kind"], failure["finding"]["id"]) == ("refused", "unknown-flag")
+    assert "The installed llamacpp has no flag --n-gpu-layer" in out
+    assert "--force starts it all the same" in out
+    assert not (desk.run / "logs").exists() or not list((desk.run / "logs").iterdir())
+    code, out, err = desk.gpuctl("bench", "p", "--force")
+    assert code == 1, out + err
+    (failure, *_) = [record["failure"] for record in desk.records().values()]
+    assert failure["kind"] == "start_failed"
+    assert failure["exit_status"] == 2

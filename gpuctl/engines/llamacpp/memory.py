@@ -81,6 +81,11 @@ def settings(given: Arguments, question: Question) -> Settings:
     )
 
 
+def doubt(question: Question) -> int:
+    """Bytes that a plan made before a start may be wrong by on one GPU: compute buffers are not measured."""
+    return GIB
+
+
 def evaluate(question: Question, chosen: Settings) -> Outcome:
     target = question.target
     part = 1.0

@@ -68,6 +68,12 @@ def plan(question: Question) -> Plan:
     return _plan(question, outcome, rules, basis, found)
 
 
+def doubt(question: Question) -> int:
+    """Bytes that a plan made before a start may be wrong by on one GPU: more where NCCL's share is an estimate."""
+    many = (arguments(question.argv).whole("--tp-size", "--tensor-parallel-size", "--tp") or 1) > 1
+    return (1 << 30) if many else 1 << 28
+
+
 def evaluate(question: Question, chosen: Settings, rules: Rules) -> Outcome:
     """The arithmetic for one choice of settings."""
     target, draft = question.target, _draft(question, chosen)

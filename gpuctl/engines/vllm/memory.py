@@ -156,6 +156,11 @@ def plan(question: Question) -> Plan:
     return _plan(question, evaluate(question, chosen), found, notes)
 
 
+def doubt(question: Question) -> int:
+    """Bytes that a plan made before a start may be wrong by on one GPU: steps and graphs are not measured."""
+    return 4 * GIB
+
+
 def evaluate(question: Question, chosen: Settings) -> Outcome:
     target, draft = question.target, question.draft if chosen.drafted else None
     total = question.gpu.total_bytes - DRIVER * MIB
