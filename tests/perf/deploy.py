@@ -148,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "|---|---|---:|---:|---:|",
             *lines,
             "",
-            f"Aim: under {AIM_S:.0f} s beyond, a server.",
+            f"Aim: under {AIM_S:.0f} s beyond, a server. Where the load average is above the number of cores, these are upper bounds.",
         ]
     )
     print(text)
