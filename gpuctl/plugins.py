@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
 from types import ModuleType
 
 
+@functools.cache
 def names(package: str) -> tuple[str, ...]:
     """Ids of the plug-ins in gpuctl.<package>, without importing them."""
     folder = importlib.import_module(f"gpuctl.{package}")

@@ -10,6 +10,7 @@ from gpuctl.metrics import (
     METRICS,
     acceptance,
     itl_ms,
+    of_gpus,
     percentile,
     repetition,
     request_metrics,
@@ -215,7 +216,8 @@ def test_every_metric_is_in_the_table_with_its_unit():
     one = row(spec={"spec_accept_length": 2})
     one["usage"]["prompt_tokens_details"] = {"cached_tokens": 3}
     run = repetition([one, row(11.0, (11.4, 11.5, 11.6, 12.7))], SUMMARY)
-    assert set(run.metrics) == set(METRICS)
+    gpus = of_gpus({"gpu_power_w": 500.0, "gpu_memory_bytes": 80e9}, run.metrics)
+    assert set(run.metrics) | set(gpus) == set(METRICS)
     for name, metric in METRICS.items():
         assert name.endswith("_ms") == (metric.unit == "ms")
         assert name.endswith("tok_s") == (metric.unit == "tok/s")
