@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -104,12 +104,17 @@ def argv(name: str, port: int) -> list[str]:
     return [*words, *HYBRID] if model.startswith("hybrid") else words
 
 
-def predict(name: str, installed: Mapping[str, str]) -> dict[str, Any]:
+def config(model: str) -> Any:
+    return json.loads((MODELS / model / "config.json").read_text())
+
+
+def predict(name: str, installed: Mapping[str, str], config: Callable[[str], Any] = config) -> dict[str, Any]:
+    """`config` gives a model's config.json."""
     model, flags = CASES[name]
     draft = re.search(r"draft-model-path /models/(\S+)", flags)
 
     def facts(which: str) -> Any:
-        return read(json.loads((MODELS / which / "config.json").read_text()))
+        return read(config(which))
 
     found = plan(
         Question(
