@@ -191,7 +191,7 @@ def test_a_server_over_two_machines_is_started_fails_and_is_stopped_together(des
     servers.write_text(servers.read_text() + TWO)
     phases = desk.inventory / "phases.yml"
     phases.write_text(phases.read_text().replace("tp1-auto", "two").replace(", tp1-starved", ""))
-    process = desk.start("bench", "tp1")
+    process = desk.start("bench", "tp1", "--only", "two")
     try:
         while "server_ready" not in desk.events():
             assert process.poll() is None, process.communicate()
