@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -121,11 +122,12 @@ class Report:
     codes: list[int]
     seconds: float
     wrong: list[str]
+    said: list[str] = field(default_factory=list)  # what gpuctl said of failures, where it ended before the campaign
 
     def line(self) -> str:
         how = "ok  " if not self.wrong else "WRONG"
         told = f"{how} seed {self.seed}: {', '.join(self.faults)}; gpuctl ended with {self.codes}; {self.seconds:.0f} s"
-        return told + "".join(f"\n     {one}" for one in self.wrong)
+        return told + "".join(f"\n     {one}" for one in (*self.wrong, *(f"it said: {one}" for one in self.said)))
 
 
 def run(lab: Lab, hub: Hub, seed: int) -> Report:
@@ -141,7 +143,7 @@ def run(lab: Lab, hub: Hub, seed: int) -> Report:
         going = Campaigning(campaign, draw)
         boots = Boots(lab)
         wrong: list[str] = []
-        told = []
+        told, said = [], []
         todo = list(zip(faults, moments, strict=True))
         try:
             for _ in range(INVOCATIONS):
@@ -168,13 +170,15 @@ def run(lab: Lab, hub: Hub, seed: int) -> Report:
                     wrong.append(f"a traceback: {err.splitlines()[-1]}")
                 if codes[-1] == 0 or wrong:
                     break
+                lines = [*out.splitlines(), *err.splitlines()]
+                said += [line.strip() for line in lines if re.search(r"FAILED|STILL THERE|^gpuctl:", line)][-3:]
                 _mended(going)  # somebody makes room, and gives the same command again
             wrong += judged(campaign, boots)
         finally:
             boots.end()
             _mended(going)
             _tidied(lab)
-        return Report(seed, told, codes, time.monotonic() - began, wrong)
+        return Report(seed, told, codes, time.monotonic() - began, wrong, said)
 
 
 def _sleep(seconds: float, process: subprocess.Popen[str]) -> bool:
