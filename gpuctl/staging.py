@@ -252,9 +252,16 @@ def tmpfs_for(machine: Machine, folder: str, found: Sequence[Found]) -> Tmpfs:
 
     The inventory's variable of the machine: `gpuctl_tmpfs: {/run/gpuctl/models: {size: 64G, numa: interleave, huge:
     within_size}}`; numa is interleave, bind:N, or none. Without a size it is that of the models (`found`: all that lie
-    there) and a twentieth; a mounted one that is large enough stays as it is. Raises StagingError (job).
+    there) and a twentieth; a mounted one that is large enough stays as it is. Raises StagingError (job), also where it
+    would hide what is in the folder.
     """
     options = _tmpfs_options(machine, folder)
+    if hidden := next((one.raw["mount"]["hides"] for one in found if one.raw.get("mount", {}).get("hides")), None):
+        raise StagingError(
+            "job",
+            f"{machine.name}: a memory file system at {folder} would hide what is in it ({', '.join(hidden)}): "
+            f"give {', '.join(one.model for one in found)} a path in a folder of its own, or no `stage`",
+        )
     mounted = next((one.raw["mount"] for one in found if one.raw.get("mount", {}).get("point") == folder), None)
     size = _bytes(options["size"], machine, folder) if "size" in options else None
     if size is None:

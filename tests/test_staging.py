@@ -568,3 +568,13 @@ def test_the_unit_runs_the_program_with_its_job_from_a_file(memory, source):
     )
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "m: staged")
     assert same(source, memory / "m")
+
+
+def test_a_memory_file_system_never_hides_what_is_there(tmp_path):
+    """A model's path inside of a Hugging Face cache, say: what would be copied lies below the mount itself."""
+    (tmp_path / "snapshots" / "abc").mkdir(parents=True)
+    job = {"model": "m", "to": str(tmp_path / "snapshots" / "abc"), "source": str(tmp_path / "snapshots" / "abc")}
+    seen = staging.look(Local("here"), job)
+    with pytest.raises(StagingError, match=r"would hide what is in it \(abc\): give m a path in a folder of its own"):
+        staging.tmpfs_for(HERE, str(tmp_path / "snapshots"), [seen])
+    assert staging.look(Local("here"), {**job, "to": str(tmp_path / "memory" / "m")}).raw["mount"]["hides"] == []

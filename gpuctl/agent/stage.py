@@ -737,13 +737,20 @@ def cgroup_limit(folder: str, unified: bool, read: Any) -> dict[str, Any] | None
 
 
 def mount_of(folder):
-    """What a folder, which need not be there, is on: {"point", "kind", "in_memory", "shared", "bytes", "used"}.
+    """What a folder, which need not be there, is on.
 
-    `shared`: a memory file system that the system needs for itself.
+    {"point", "kind", "in_memory", "shared", "bytes", "used", "numa_nodes", "hides"}
+    `shared`: a memory file system that the system needs for itself. `hides`: some names of what is in the folder, where
+    it is none's mount point: a file system that is mounted there hides it.
     """
+    asked = folder
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
     point, kind = mount_under(folder)
+    try:
+        hides = sorted(os.listdir(asked))[:3] if point != os.path.realpath(asked) else []
+    except OSError:
+        hides = []
     seen = os.statvfs(folder)
     whole = seen.f_blocks * seen.f_frsize
     used = whole - seen.f_bfree * seen.f_frsize
@@ -752,7 +759,7 @@ def mount_of(folder):
     shared = point in ("/", "/run", "/run/lock", "/tmp", "/dev") or point.startswith("/run/user/")
     return {
         "point": point, "kind": kind, "in_memory": kind in IN_MEMORY, "shared": shared, "bytes": whole, "used": used,
-        "numa_nodes": len(nodes),
+        "numa_nodes": len(nodes), "hides": hides,
     }  # fmt: skip
 
 
