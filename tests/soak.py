@@ -14,6 +14,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,11 +28,14 @@ from datetime import datetime
 from pathlib import Path
 
 from tests.lab import hubclient
+from tests.lab.engines.install import write_cache, write_model
 from tests.lab.faults import boot, driver, machine, model, network
 from tests.lab.hub import Hub
 from tests.lab.lab import Lab
 from tests.test_restore_lab import CACHE, Campaign
 
+REPOSITORY = "Qwen/Qwen3.6-27B"
+SIZES = {"shards": 4, "size": 8 << 20}  # as the lab's guests have it
 MEMORY = "/run/gpuctl/models/Qwen3.6-27B"
 PHASES = """
 campaign: lab
@@ -136,6 +140,7 @@ def run(lab: Lab, hub: Hub, seed: int) -> Report:
     faults = [draw.choice(Campaigning.FAULTS) for _ in range(draw.choice([1, 1, 2, 3]))]
     moments = [draw.uniform(0, SPAN_S) for _ in faults]
     _tidied(lab)
+    _fresh_cache(lab)
     began, codes = time.monotonic(), []
     with tempfile.TemporaryDirectory(prefix="gpuctl-soak-") as folder:
         campaign = Campaign(Path(folder), lab, hub.url)
@@ -264,15 +269,19 @@ def _tidied(lab: Lab) -> None:
     )
 
 
+def _fresh_cache(lab: Lab) -> None:
+    """The model's cache in the guest, whole: an earlier run may have left a flipped bit in it."""
+    root = lab.root("ct200")
+    shutil.rmtree(f"{root}{CACHE}", ignore_errors=True)
+    write_cache(root, str(Path(CACHE).parent), REPOSITORY, "Qwen3.6-27B", **SIZES)
+
+
 @contextmanager
 def hub_of(lab: Lab) -> Iterator[Hub]:
     """The model's repository where the guest reaches it, and the client in the guest."""
     hubclient.install(lab.root("ct200"))
     with Hub(f"{lab.subnet}.1") as hub, tempfile.TemporaryDirectory() as folder:
-        (commit,) = (Path(str(lab.root("ct200")) + CACHE) / "snapshots").iterdir()
-        for link in commit.iterdir():
-            (Path(folder) / link.name).write_bytes((link.parent / link.readlink()).read_bytes())
-        hub.commit("Qwen/Qwen3.6-27B", Path(folder))
+        hub.commit(REPOSITORY, write_model(Path(folder), "m", "Qwen3.6-27B", **SIZES))
         yield hub
 
 
