@@ -7,6 +7,7 @@ the tests. What a configuration does not say, or says in a way not known here, i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,7 +34,7 @@ def read(config: Mapping[str, Any], *, stored_bytes: int | None = None) -> Model
             text = text[key]
     try:
         return _read(config, text, stored_bytes)
-    except (TypeError, ValueError, ZeroDivisionError, AttributeError, KeyError) as error:
+    except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:
         if isinstance(error, NotAModel):
             raise
         raise NotAModel(f"the configuration cannot be read: {type(error).__name__}: {error}") from error
@@ -43,6 +44,8 @@ def _read(config: Mapping[str, Any], text: Mapping[str, Any], stored_bytes: int 
     hidden, layers = _int(text, "hidden_size", "d_model", "n_embd"), _int(text, "num_hidden_layers", "n_layer")
     if not hidden or not layers:
         raise NotAModel("no hidden_size or num_hidden_layers: not the configuration of a language model")
+    if layers > _LAYERS:
+        raise NotAModel(f"num_hidden_layers: {layers} layers, and no model has more than {_LAYERS}")
     heads = _int(text, "num_attention_heads", "n_head") or 1
     kv_heads = _int(text, "num_key_value_heads", "multi_query_group_num") or heads
     head_dim = _int(text, "head_dim", "attention_head_dim") or hidden // heads
@@ -101,6 +104,8 @@ def _read(config: Mapping[str, Any], text: Mapping[str, Any], stored_bytes: int 
 
 # Reading single things
 
+_LAYERS = 10_000  # a damaged number is not to fill the memory
+
 
 def _int(document: Mapping[str, Any], *keys: str) -> int | None:
     """The first of the keys that holds a number (of a list, the largest)."""
@@ -110,6 +115,8 @@ def _int(document: Mapping[str, Any], *keys: str) -> int | None:
             value = max(value)
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
+        if not math.isfinite(value) or abs(value) >= 2**53:
+            raise NotAModel(f"{key}: {value!r} is no size")
         return int(value)
     return None
 
