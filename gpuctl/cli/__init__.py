@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 from typing import Any
 
@@ -66,6 +67,9 @@ def main(args: list[str] | None = None) -> None:
     """The program. Mistakes of the user are one line each, and never a traceback."""
     from gpuctl.cli._console import explain
 
+    for number in (signal.SIGTERM, signal.SIGHUP):  # whoever ends us, or the terminal that went: as Ctrl-C does
+        if signal.getsignal(number) is signal.SIG_DFL:  # under nohup it stays ignored
+            signal.signal(number, signal.default_int_handler)
     try:
         code: Any = gpuctl.main(args=args, prog_name="gpuctl", standalone_mode=False)
     except click.exceptions.Exit as error:

@@ -143,10 +143,11 @@ def test_an_orphan_of_a_killed_run_is_found_and_stopped(desk):
     assert desk.servers_running() == []
 
 
-def test_interrupted_says_so_and_exits_4(desk):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+def test_interrupted_says_so_and_exits_4(desk, number):
     process = desk.start("bench", "p")
     desk.wait_for(lambda: (desk.run / "cells").exists())
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 4, err
     assert "the same command goes on" in err
