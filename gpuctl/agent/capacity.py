@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import re
+import signal
 import struct
 import subprocess
 import sys
@@ -24,8 +25,14 @@ TEXT = 4 * MIB  # of one file, and of one help text
 
 
 def run(argv, timeout):
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout)
-    return done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(argv, start_new_session=True, **pipes) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # what it started would hold the pipes open
+            raise
+    return process.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace")
 
 
 def read(path):

@@ -131,7 +131,7 @@ def test_healthy_and_talking_nonsense_is_not_measured(desk):
 
 def test_a_server_that_hangs_while_it_starts_ends_in_time(desk):
     servers = (desk.inventory / "servers.yml").read_text()
-    program = 'program: [sh, -c, "echo loading weights; sleep 100", "--"]\n    ready_within_s: 1.5'
+    program = 'program: [sh, -c, "case $* in *--help*) exit 2;; esac; echo loading weights; sleep 100", "--"]\n    ready_within_s: 1.5'
     desk.write("servers", servers.replace('program: ["{python}", -m, gpuctl.agent.llama_server]', program))
     assert desk.gpuctl("bench", "p", "--only", "plain/decode/fib-24")[0] == 1
     (record,) = desk.records().values()
@@ -149,7 +149,10 @@ def test_another_process_on_the_port_is_never_taken_for_the_server(desk, tmp_pat
     servers = (desk.inventory / "servers.yml").read_text()
     desk.write(
         "servers",
-        servers.replace('program: ["{python}", -m, gpuctl.agent.llama_server]', 'program: [sh, -c, "sleep 60", "--"]'),
+        servers.replace(
+            'program: ["{python}", -m, gpuctl.agent.llama_server]',
+            'program: [sh, -c, "case $* in *--help*) exit 2;; esac; sleep 60", "--"]',
+        ),
     )
     process = desk.start("bench", "p", "--only", "plain/decode/fib-24")
     desk.wait_for(lambda: desk.servers_running())
