@@ -387,7 +387,7 @@ def _late(good: Sequence[Row], summary: Mapping[str, Any]) -> list[str]:
     gap, late = percentile(gaps, 0.5), lag.get("p99")
     if not isinstance(late, int | float) or late <= gap:
         return []
-    return [f"the load generator's machine is too busy: it read {late:.1f} ms late (p99) what came every {gap:.1f} ms"]
+    return [f"chunks came every {gap:.2f} ms and were read up to {late:.2f} ms late (p99): single times are blurred"]
 
 
 def _kind(row: Row) -> str:

@@ -202,7 +202,7 @@ def test_a_generator_that_reads_later_than_chunks_come_says_so():
         {"lag_ms": {"p50": 0.1, "p99": 150.0, "max": 900.0}},
     )
     assert repetition([row()], calm).notes == ()
-    assert "too busy: it read 150.0 ms late (p99) what came every 100.0 ms" in repetition([row()], late).notes[0]
+    assert "chunks came every 100.00 ms and were read up to 150.00 ms late (p99)" in repetition([row()], late).notes[0]
     assert repetition([row()], {"lag_ms": None}).notes == ()
 
 
