@@ -160,6 +160,14 @@ def test_what_is_not_known_is_said_and_how_to_say_it(call, inventory, file, old,
     assert "Traceback" not in err
 
 
+def test_a_server_that_no_phase_has_yet_is_planned_for_the_machine_of_the_phases(call, inventory):
+    starved = "\n  starved: {use: [sglang, qwen, dflash], flags: {tp-size: 1, max-running-requests: 8}}\n"
+    folder = inventory("servers.yml")
+    (folder / "servers.yml").write_text((folder / "servers.yml").read_text() + starved)
+    code, said, _ = call("plan", "starved", "-i", folder, "--offline")
+    assert (code, "without ct200" in said, "2 // 4 = 0" in said) == (1, True, True)
+
+
 def test_a_name_that_is_neither_phase_nor_server(call):
     code, _, err = call("plan", "tp3", "-i", "kpro6", "--offline")
     assert (code, err.count("\n")) == (2, 1)

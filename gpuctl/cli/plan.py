@@ -135,7 +135,9 @@ def _wanted(
     found: list[Cell] = []
     for phase in phases:
         found += cells_.of_phase(phase, workload, [name]).get(name, [])
-    box = target or next((phase.target for phase in phases if phase.target), None) or "local"
+    # Where no phase has it yet it is planned for the machine that the inventory's phases are measured on.
+    targets = [phase.target for phase in (*phases, *inventory.phases.values()) if phase.target]
+    box = target or next(iter(targets), "local")
     return {name: found}, inventory.servers[name].title or name, box
 
 
