@@ -7,9 +7,6 @@ else is remembered, so the same command continues after any end, of gpuctl or of
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +19,7 @@ from gpuctl import cells as cells_
 from gpuctl import deploy, hosts, plugins, staging, together
 from gpuctl.cells import Cell
 from gpuctl.config import Inventory, Model, PhasePlan, Server
-from gpuctl.engines import Launch, environment
+from gpuctl.engines import Launch
 from gpuctl.facts.boot import RESTARTS, Happened
 from gpuctl.finding import Remedy
 from gpuctl.gauges import Gauges
@@ -37,7 +34,8 @@ from gpuctl.serving import StartFailed, Tell, Up, bring_up, take_down, unit_name
 from gpuctl.staging import StagingError
 from gpuctl.store import Run, now
 from gpuctl.supervision import Processes, SupervisionError, Supervisor, Units, UnitState
-from gpuctl.transport import AGENTS, Refused, Transport, TransportError, agent
+from gpuctl.surveying import Target, ask_survey, fingerprint, launch_of, target_of
+from gpuctl.transport import Refused, TransportError
 
 
 class BenchError(Exception):
@@ -66,19 +64,6 @@ class Outcome:
     pending: list[tuple[Cell, str]] = field(default_factory=list)  # with --check: what would be measured, and why
 
 
-@dataclass(frozen=True)
-class Target:
-    """The machine that serves: how to reach it, and which Python {python} stands for there."""
-
-    name: str
-    transport: Transport
-    python: str
-    base: Path | None = None  # folder that relative model paths start from (this machine only)
-    machines: hosts.Inventory | None = None
-    node: Transport | None = None  # the way to its node, where it has one
-    vmid: int | None = None
-
-
 TRIES = 3  # of a cell that something outside of it broke off: once, and twice again
 # Failures that say nothing of a configuration: the cell is measured again.
 _OUTSIDE = frozenset({"machine_away", "measuring_failed"})
@@ -103,118 +88,412 @@ class _Todo:
     model: Model | None
 
 
-def target(inventory: Inventory, name: str) -> Target:
-    """The machine of that name in the inventory's hosts.yml. Raises hosts.BadInventory."""
-    return target_of(hosts.load(inventory.folder), name)
-
-
-def target_of(machines: hosts.Inventory, name: str) -> Target:
-    """A machine of those. Raises hosts.BadInventory."""
-    (machine, *_) = machines.chosen([name])
-    ways = hosts.transports(machines)
-    way, node = ways[machine.name], ways.get(machine.node or "")
-    if machine.connection == "local":
-        return Target(machine.name, way, sys.executable, Path.cwd(), machines, node, machine.vmid)
-    return Target(machine.name, way, "python3", None, machines, node, machine.vmid)
-
-
 def bench(
     inventory: Inventory, phase: str, target: Target, run: Run, tell: Tell, options: Options | None = None
 ) -> Outcome:
-    """Runs a phase. `run` is locked by the caller. Raises BenchError, StoreError, TransportError."""
+    """Runs a phase. `run` is locked by the caller.
+
+    Raises BenchError, SurveyError, StoreError, Stopped, TransportError.
+    """
     options = options or Options()
     plan = inventory.phase(phase)
     by_server = cells_.of_phase(plan, lambda name: plugins.get("workloads", name), options.only)
     if not by_server:
         raise BenchError(f"{phase}: no cell of it is named by {' '.join(options.only)}")
-    outcome = Outcome()
     tell("phase", phase=plan.name, title=plan.title, servers=len(by_server), cells=sum(map(len, by_server.values())))
     launches = {name: launch_of(inventory, name, target) for name in by_server}
     _check_places(launches, target)
-    if not options.check:
-        run.put("campaign.json", _campaign(inventory, launches, {**run.commands(), phase: list(options.command)}))
-        run.event("run_started", phase=phase, target=target.name)
-        _make_models(inventory, launches, tell)
-    guard = Guard(
-        Ways(target.name, target.transport, target.node, target.vmid),
-        run,
-        tell,
-        lambda _: _heal(inventory, by_server, target, options, tell),
-        within_s=options.within_s,
-    )
-    guard.begin(check=options.check)
-    if options.check:
-        survey = ask_survey(target, launches, inventory)
-    else:
-        survey, supervisor, _ = _surveyed(guard, target, launches, inventory, run, tell)
-        staged = [inventory.models[name].path for name in models_of(inventory, list(by_server))]
-        if any("error" in survey["models"].get(path, {}) for path in staged):
-            guard.tend(None)  # it was in memory, and somebody took it away
-            survey, supervisor, _ = _surveyed(guard, target, launches, inventory, run, tell)
-    tries: Counter[CellId] = Counter()
-    try:
-        todos = []
-        for name, cells in by_server.items():
-            todo = _compare(name, cells, launches[name], inventory, survey, run, options, outcome, tell)
-            if todo is not None:
-                todos.append(todo)
-        if options.check:
-            return outcome
-        foresight = _foresight(todos, inventory, target, options, tell)
-        while todos:
-            try:
-                if (bad := _bad_model(todos[0], inventory, target, guard)) is not None:
-                    for cell, parts in todos.pop(0).pending:
-                        _keep(cell, parts, now(), _failed(bad), None, survey, run, tell, outcome)
-                    continue
-                with Gauges(target.transport, _agent_python(target)) as gauges:
-                    _serve_and_measure(
-                        todos[0], inventory, plan, target, supervisor, gauges, survey, run, tell, outcome, guard, tries,
-                        foresight,
-                    )  # fmt: skip
-                    _wait_until_free(gauges, todos[0].server, run, tell)
-                todos.pop(0)
-            except _BrokenOff as broken:
-                what = _recovered(broken, guard, supervisor, run, tell)
-                survey, supervisor, again = _surveyed(guard, target, launches, inventory, run, tell)
-                if what in RESTARTS or again:
-                    todos = [
-                        todo
-                        for name, cells in by_server.items()
-                        if (todo := _again(name, cells, launches[name], inventory, survey, run, outcome, tries, tell))
-                    ]
-                if todos:
-                    _give_up_tried(todos, tries, broken.failure, survey, run, tell, outcome)
-                todos = [todo for todo in todos if todo.pending]
-    except BaseException:
-        # Whatever it was interrupted in, also in stopping a server: nothing that this campaign started stays behind.
-        if not options.check:
-            with contextlib.suppress(TransportError, SupervisionError):  # where it is there
-                _stop_orphans(supervisor, inventory.campaign, run, lambda _event, **_facts: None)
-        raise
-    run.event("run_finished", phase=phase, done=len(outcome.done), kept=len(outcome.kept), failed=len(outcome.failed))
-    return outcome
+    work = _Bench(inventory, plan, target, run, tell, options, by_server, launches)
+    return work.check() if options.check else work.measure()
 
 
-def _surveyed(
-    guard: Guard, target: Target, launches: Mapping[str, Launch], inventory: Inventory, run: Run, tell: Tell
-) -> tuple[dict[str, Any], Supervisor, bool]:
-    """The machine as it is now, with nothing of this campaign left running on it; whether it started anew meanwhile.
+class _Bench:
+    """One phase on its machine, as it was at the last look: what it told (`survey`), what starts servers there
+    (`supervisor`), and what was foreseen of them (`foresight`)."""
 
-    A machine that goes away while it is asked is waited for. Raises Stopped.
-    """
-    anew = False
-    for _ in range(TRIES):
+    survey: dict[str, Any]
+    supervisor: Supervisor
+    foresight: Foresight
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        plan: PhasePlan,
+        target: Target,
+        run: Run,
+        tell: Tell,
+        options: Options,
+        by_server: Mapping[str, Sequence[Cell]],
+        launches: Mapping[str, Launch],
+    ) -> None:
+        self.inventory, self.plan, self.target, self.run, self.tell = inventory, plan, target, run, tell
+        self.options, self.by_server, self.launches = options, by_server, launches
+        self.outcome = Outcome()
+        self.tries: Counter[CellId] = Counter()
+        self.guard = Guard(
+            Ways(target.name, target.transport, target.node, target.vmid),
+            run,
+            tell,
+            lambda _: _heal(inventory, by_server, target, options, tell),
+            within_s=options.within_s,
+        )
+
+    def check(self) -> Outcome:
+        """What would be measured, and why; nothing is changed."""
+        self.guard.begin(check=True)
+        self.survey = ask_survey(self.target, self.launches, self.inventory)
+        self._todos()
+        return self.outcome
+
+    def measure(self) -> Outcome:
+        run, inventory, phase = self.run, self.inventory, self.plan.name
+        commands = {**run.commands(), phase: list(self.options.command)}
+        run.put("campaign.json", _campaign(inventory, self.launches, commands))
+        run.event("run_started", phase=phase, target=self.target.name)
+        _make_models(inventory, self.launches, self.tell)
+        self.guard.begin()
+        self._look()
+        staged = [inventory.models[name].path for name in models_of(inventory, list(self.by_server))]
+        if any("error" in self.survey["models"].get(path, {}) for path in staged):
+            self.guard.tend(None)  # it was in memory, and somebody took it away
+            self._look()
         try:
-            survey = ask_survey(target, launches, inventory)
-            supervisor = _supervisor(inventory, target, survey, tell)
-            _stop_orphans(supervisor, inventory.campaign, run, tell)
-            return survey, supervisor, anew
+            todos = self._todos()
+            self.foresight = _foresight(todos, inventory, self.target, self.options, self.tell)
+            while todos:
+                try:
+                    self._server(todos[0])
+                    todos.pop(0)
+                except _BrokenOff as broken:
+                    todos = self._after(broken, todos)
+        except BaseException:
+            # Whatever it was interrupted in, also in stopping a server: nothing that we started stays behind.
+            with contextlib.suppress(TransportError, SupervisionError):  # where it is there
+                self._stop_orphans(lambda _event, **_facts: None)
+            raise
+        done, kept, failed = (len(part) for part in (self.outcome.done, self.outcome.kept, self.outcome.failed))
+        run.event("run_finished", phase=phase, done=done, kept=kept, failed=failed)
+        return self.outcome
+
+    # -- the machine
+
+    def _look(self) -> bool:
+        """Asks the machine what it is now, and stops what of this campaign still runs there.
+
+        One that goes away while it is asked is waited for; True: it started anew meanwhile. Raises Stopped.
+        """
+        anew = False
+        for _ in range(TRIES):
+            try:
+                self.survey = ask_survey(self.target, self.launches, self.inventory)
+                self.supervisor = _supervisor(self.inventory, self.target, self.survey, self.tell)
+                self._stop_orphans(self.tell)
+                return anew
+            except Refused:
+                raise
+            except (TransportError, SupervisionError) as error:
+                anew |= self.guard.recover(str(error), lambda: None) in RESTARTS
+        raise Stopped(f"{self.target.name} went away {TRIES} times while it was asked; look what ails it")
+
+    def _stop_orphans(self, tell: Tell) -> None:
+        """Servers that a killed run of this campaign left behind."""
+        units, _ = self.supervisor.status()
+        for unit in units:
+            if unit.running and unit.owner == self.inventory.campaign:
+                self.supervisor.stop(unit.unit)
+                self.run.event("orphan_stopped", unit=unit.unit, pid=unit.pid)
+                tell("orphan_stopped", unit=unit.unit, pid=unit.pid)
+
+    def _after(self, broken: _BrokenOff, todos: Sequence[_Todo]) -> list[_Todo]:
+        """Has the machine mended after what broke off the first of these; what is left to measure. Raises Stopped."""
+        what = self._recovered(broken)
+        if self._look() or what in RESTARTS:
+            todos = self._todos_after_restart()
+        self._give_up_tried(todos, broken.failure)
+        return [todo for todo in todos if todo.pending]
+
+    def _recovered(self, broken: _BrokenOff) -> Happened:
+        """Has the guard wait for the box and heal it. Raises Stopped."""
+        wanted = broken.state
+
+        def serves() -> bool | None:
+            if wanted is None:
+                return None
+            units, _ = self.supervisor.status()
+            return any(u.running and (u.pid, u.start) == (wanted.pid, wanted.start) for u in units)
+
+        if not broken.away and broken.failure.kind != "machine_away":  # the box is there: only the server ended
+            self.run.event("server_died", why=broken.failure.summary)
+            self.tell("broken_off", failure=broken.failure)
+            try:
+                self.guard.tend(Happened.SERVICE_DIED)
+                return Happened.SERVICE_DIED
+            except Refused:
+                raise
+            except TransportError as error:  # it went on from there
+                return self.guard.recover(str(error), serves)
+        return self.guard.recover(broken.away or broken.failure.summary, serves)
+
+    def _bad_model(self, todo: _Todo) -> Failure | None:
+        """Reads a server's models in memory before they are served: a turned bit would make numbers that look well.
+
+        Has the box healed where one is not what it was staged as; the failure, where that did not help. Raises
+        _BrokenOff when the machine is away.
+        """
+        names = models_of(self.inventory, [todo.server])
+        if self.target.machines is None or self.target.ours or not names:
+            return None
+        machine = self.target.machines.machines[self.target.name]
+
+        def bad(why: str = "") -> Failure | None:
+            for name in names:
+                found = staging.look(
+                    self.target.transport, staging.job_for(name, self.inventory.models[name], machine), verify=True
+                )
+                if not found.well:
+                    what = f"model {name} is not in order: {why or next(iter(found.missing), found.state)}"
+                    return Failure("no_model", what, found.missing[:8], f"gpuctl stage {name} says more")
+            return None
+
+        try:
+            if not self.guard.tended_just_now():
+                if bad() is None:
+                    return None
+                done = self.guard.tend(None)
+                return bad(next((str(step["why"]) for step in done if step.get("why")), ""))
+            return bad()
+        except StagingError as error:
+            return Failure("no_model", str(error))
+        except Refused:
+            raise
+        except TransportError as error:
+            raise _BrokenOff(Failure("machine_away", str(error)), self.guard.away() or str(error), None) from None
+
+    # -- what is to be measured
+
+    def _todo(self, name: str) -> _Todo:
+        launch = self.launches[name]
+        engine = plugins.get("engines", launch.server.engine)
+        return _Todo(name, launch, engine, [], self.inventory.models.get(launch.server.model or ""))
+
+    def _told(self, todo: _Todo, reasons: Mapping[str, int]) -> None:
+        for why, count in reasons.items():
+            self.tell("pending", server=todo.server, cells=count, why=why)
+
+    def _todos(self) -> list[_Todo]:
+        """By server which cells are to be measured; says of each other one why not."""
+        found = []
+        for name, cells in self.by_server.items():
+            todo = self._todo(name)
+            reasons: Counter[str] = Counter()
+            for cell in cells:
+                parts = fingerprint(cell, todo.launch, todo.engine, self.survey)
+                record = self.run.load(cell.id)
+                decision = cells_.decide(
+                    record, parts, fresh=self.options.fresh, retry_failed=self.options.retry_failed
+                )
+                if decision.measure:
+                    todo.pending.append((cell, parts))
+                    self.outcome.pending.append((cell, decision.why))
+                    reasons[decision.why] += 1
+                else:
+                    assert record is not None
+                    (self.outcome.kept if record.state in MEASURED else self.outcome.failed).append(record)
+                    self.tell("skip", cell=cell.id, why=decision.why, record=record)
+            self._told(todo, reasons)
+            found.append(todo)
+        return [todo for todo in found if todo.pending]
+
+    def _todos_after_restart(self) -> list[_Todo]:
+        """What is left of each server's cells, and those whose results hold no longer."""
+        found = []
+        outcome = self.outcome
+        settled = {record.cell: record for record in (*outcome.done, *outcome.kept, *outcome.failed)}
+        for name, cells in self.by_server.items():
+            todo = self._todo(name)
+            changed: Counter[str] = Counter()
+            for cell in cells:
+                parts = fingerprint(cell, todo.launch, todo.engine, self.survey)
+                record = settled.get(cell.id)
+                if record is not None:
+                    if record.fingerprint_id == cells_.fingerprint_id(parts) or self.tries[cell.id] >= TRIES:
+                        continue
+                    changed[f"the restart changed {cells_.differences(record.fingerprint, parts)}"] += 1
+                    for records in (outcome.done, outcome.kept, outcome.failed):
+                        records[:] = [one for one in records if one.cell != cell.id]
+                todo.pending.append((cell, parts))
+            self._told(todo, changed)
+            found.append(todo)
+        return [todo for todo in found if todo.pending]
+
+    def _give_up_tried(self, todos: Sequence[_Todo], failure: Failure) -> None:
+        """Cells that were broken off too often become failures; a later run tries them again."""
+        for todo in todos:
+            for cell, parts in [(cell, parts) for cell, parts in todo.pending if self.tries[cell.id] >= TRIES]:
+                todo.pending.remove((cell, parts))
+                summary = f"broken off {self.tries[cell.id]} times, at last: {failure.summary}"
+                what = replace(failure, summary=summary)
+                if what.kind not in cells_.PASSING and what.signal is None:
+                    what = replace(what, kind="interrupted")
+                self._fail(what, [(cell, parts)])
+
+    # -- records
+
+    def _fail(self, failure: Failure, left: Iterable[tuple[Cell, Mapping[str, Any]]], up: Up | None = None) -> None:
+        for cell, parts in left:
+            self._keep(cell, parts, now(), Measured(State.FAILED, {}, (), failure, {}, (), ()), up)
+
+    def _keep(self, cell: Cell, parts: Mapping[str, Any], began: str, what: Measured, up: Up | None) -> Record:
+        """Saves what became of a cell as its record.
+
+        A failure of the moment (a model that is not in memory, a port in use) is told and never takes a number's place:
+        when the moment has passed, the number may hold as it did.
+        """
+        record = Record(
+            cell=cell.id,
+            state=what.state,
+            started=began,
+            ended=now(),
+            fingerprint=parts,
+            fingerprint_id=cells_.fingerprint_id(parts),
+            boot={key: self.survey["machine"].get(key) for key in ("boot_id", "pid1_start")},
+            metrics=what.metrics,
+            reps=what.reps,
+            failure=what.failure,
+            server=up.as_json() if up else {},
+            generator=what.generator,
+            notes=what.notes,
+            parameters={"concurrency": cell.point.concurrency, **cell.point.parameters},
+        )
+        before = (
+            self.run.load(cell.id) if record.failure is not None and record.failure.kind in cells_.PASSING else None
+        )
+        if before is None or before.state not in MEASURED:
+            self.run.save(record, what.raw)
+        self.run.event("cell_done", cell=str(cell.id), state=record.state.value)
+        (self.outcome.done if record.state in MEASURED else self.outcome.failed).append(record)
+        self.tell("cell", cell=cell.id, record=record)
+        return record
+
+    # -- one server
+
+    def _server(self, todo: _Todo) -> None:
+        """One server and what belongs to it: its models read before, the memory of its GPUs free afterwards."""
+        if (bad := self._bad_model(todo)) is not None:
+            self._fail(bad, todo.pending)
+            return
+        with Gauges(self.target.transport, self.target.agent_python) as gauges:
+            self._measured(todo, gauges)
+            self._wait_until_free(gauges, todo.server)
+
+    def _measured(self, todo: _Todo, gauges: Gauges) -> None:
+        """One server: up, its pending cells, down. A server that does not work makes records with causes.
+
+        Cells leave `todo.pending` as they get records. Raises _BrokenOff where something outside of it ended it.
+        """
+        server = todo.launch.server
+        self.tell(
+            "server",
+            server=todo.server,
+            title=server.title or todo.server,
+            engine=server.engine,
+            cells=len(todo.pending),
+        )
+        missing = _missing_model(todo.launch, self.survey)
+        api_key = _api_key(server)
+        if missing is not None:
+            self._fail(missing, todo.pending)
+            return
+        refused = self.foresight.refused(todo.launch, todo.engine)
+        if refused is not None:
+            self.run.event("server_refused", server=todo.server, why=refused.summary)
+            self.tell("server_failed", server=todo.server, failure=refused)
+            self._fail(refused, todo.pending)
+            return
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self.run.event("server_started", server=todo.server)
+        self.tries[todo.pending[0][0].id] += 1
+        try:
+            up = bring_up(
+                todo.engine,
+                todo.launch,
+                self.supervisor,
+                run=self.run,
+                owner=self.inventory.campaign,
+                tell=self.tell,
+                known_answer=todo.model.known_answer if todo.model else None,
+                headers=headers,
+            )
         except Refused:
             raise
         except (TransportError, SupervisionError) as error:
-            anew |= guard.recover(str(error), lambda: None) in RESTARTS
-    raise Stopped(f"{target.name} went away {TRIES} times while it was asked; look what ails it")
+            raise _BrokenOff(Failure("machine_away", str(error)), self.guard.away() or str(error), None) from None
+        except StartFailed as error:
+            away = self.guard.away()
+            if away or _from_outside(error.failure):
+                raise _BrokenOff(error.failure, away, None) from None
+            if error.failure.kind == "no_room":
+                raise Stopped(error.failure.summary) from None  # no other server would find room either
+            self.run.event("server_died", server=todo.server, why=error.failure.summary)
+            self.tell("server_failed", server=todo.server, failure=error.failure)
+            self._fail(error.failure, todo.pending)
+            return
+        self.run.event("server_ready", server=todo.server, ready_s=round(up.ready_s, 3))
+        self.tell("ready", server=todo.server, ready_s=up.ready_s, identity=up.identity)
+
+        def load(jobs: Sequence[Mapping[str, Any]]) -> list[Result]:
+            return load_all(self.target.transport, jobs, python=self.target.agent_python)
+
+        left, first = todo.pending, True
+        try:
+            while left:
+                cell, parts = left[0]
+                began = now()
+                self.tries[cell.id] += not first  # the first one was counted when its server was started
+                first = False
+                self.tell("measuring", cell=cell.id)
+                what = measure(
+                    cell,
+                    up,
+                    self.supervisor,
+                    load,
+                    gauge=gauges.during,
+                    api_key=api_key,
+                    unstable_above=self.plan.unstable_above,
+                )
+                away = self.guard.away()
+                if away or (what.failure is not None and _from_outside(what.failure)):
+                    # also a cell that came out well: whatever it measured, it was not one boot
+                    raise _BrokenOff(what.failure or Failure("rebooted", away), away, up.state)
+                if top := self.foresight.ceiling(todo.launch, todo.engine, cell):
+                    up.facts["roofline_tok_s"] = top
+                record = self._keep(cell, parts, began, what, up)
+                left.pop(0)
+                if record.failure is not None and record.failure.kind == "server_died":
+                    self.run.event("server_died", server=todo.server, why=record.failure.summary)
+                    self.tell("server_failed", server=todo.server, failure=record.failure)
+                    self._fail(replace(record.failure, summary=f"not measured: {record.failure.summary}"), left, up)
+                    return
+        finally:
+            self._stopped(up)
+            self.run.event("server_stopped", server=todo.server)
+
+    def _wait_until_free(self, gauges: Gauges, server: str) -> None:
+        """The next server would not find the memory that this one still holds."""
+        held = gauges.wait_until_free()
+        if held:
+            self.run.event("memory_held", server=server, bytes={str(gpu): size for gpu, size in held.items()})
+            self.tell("memory_held", server=server, held=held)
+
+    def _stopped(self, up: Up) -> None:
+        """Stops a server. On a machine that is away it is found and stopped later, by its mark."""
+        try:
+            take_down(up, self.supervisor)
+        except Refused:
+            raise
+        except (TransportError, SupervisionError):
+            if not self.guard.away():
+                raise
 
 
 def _heal(
@@ -224,7 +503,7 @@ def _heal(
 
     Raises Stopped where something is left that keeps CUDA from starting.
     """
-    if target.machines is None or target.base is not None:
+    if target.machines is None or target.ours:
         return []  # this machine: it is ours to measure, not to mend
     wants = Wants(models_of(inventory, list(servers)))
     allowed = options.allowed
@@ -262,63 +541,6 @@ def _heal(
     return done
 
 
-def _bad_model(todo: _Todo, inventory: Inventory, target: Target, guard: Guard) -> Failure | None:
-    """Reads a server's models in memory before they are served: a bit that turned would make numbers that look well.
-
-    Has the box healed where one is not what it was staged as; the failure, where that did not help. Raises _BrokenOff
-    when the machine is away.
-    """
-    names = models_of(inventory, [todo.server])
-    if target.machines is None or target.base is not None or not names:
-        return None
-    machine = target.machines.machines[target.name]
-
-    def bad(why: str = "") -> Failure | None:
-        for name in names:
-            found = staging.look(target.transport, staging.job_for(name, inventory.models[name], machine), verify=True)
-            if not found.well:
-                what = f"model {name} is not in order: {why or next(iter(found.missing), found.state)}"
-                return Failure("no_model", what, found.missing[:8], f"gpuctl stage {name} says more")
-        return None
-
-    try:
-        if not guard.tended_just_now():
-            if bad() is None:
-                return None
-            done = guard.tend(None)
-            return bad(next((str(step["why"]) for step in done if step.get("why")), ""))
-        return bad()
-    except StagingError as error:
-        return Failure("no_model", str(error))
-    except Refused:
-        raise
-    except TransportError as error:
-        raise _BrokenOff(Failure("machine_away", str(error)), guard.away() or str(error), None) from None
-
-
-def _recovered(broken: _BrokenOff, guard: Guard, supervisor: Supervisor, run: Run, tell: Tell) -> Happened:
-    """Has the guard wait for the box and heal it. Raises Stopped."""
-    wanted = broken.state
-
-    def serves() -> bool | None:
-        if wanted is None:
-            return None
-        units, _ = supervisor.status()
-        return any(u.running and (u.pid, u.start) == (wanted.pid, wanted.start) for u in units)
-
-    if not broken.away and broken.failure.kind != "machine_away":  # the box is there: only the server ended
-        run.event("server_died", why=broken.failure.summary)
-        tell("broken_off", failure=broken.failure)
-        try:
-            guard.tend(Happened.SERVICE_DIED)
-            return Happened.SERVICE_DIED
-        except Refused:
-            raise
-        except TransportError as error:  # it went on from there
-            return guard.recover(str(error), serves)
-    return guard.recover(broken.away or broken.failure.summary, serves)
-
-
 def _from_outside(failure: Failure) -> bool:
     """Whether a failure says nothing of the configuration: the way to the machine, or a signal without a cause."""
     if failure.kind in _OUTSIDE:
@@ -328,101 +550,6 @@ def _from_outside(failure: Failure) -> bool:
     return ended and without and "out of memory" not in failure.summary
 
 
-def _again(
-    name: str,
-    cells: Sequence[Cell],
-    launch: Launch,
-    inventory: Inventory,
-    survey: Mapping[str, Any],
-    run: Run,
-    outcome: Outcome,
-    tries: Counter[CellId],
-    tell: Tell,
-) -> _Todo | None:
-    """After a restart: what is left of a server's cells, and those whose results hold no longer."""
-    engine = plugins.get("engines", launch.server.engine)
-    todo = _Todo(name, launch, engine, [], inventory.models.get(launch.server.model or ""))
-    settled = {record.cell: record for record in (*outcome.done, *outcome.kept, *outcome.failed)}
-    changed: Counter[str] = Counter()
-    for cell in cells:
-        parts = fingerprint(cell, launch, engine, survey)
-        record = settled.get(cell.id)
-        if record is not None:
-            if record.fingerprint_id == cells_.fingerprint_id(parts) or tries[cell.id] >= TRIES:
-                continue
-            changed[f"the restart changed {cells_.differences(record.fingerprint, parts)}"] += 1
-            for records in (outcome.done, outcome.kept, outcome.failed):
-                records[:] = [one for one in records if one.cell != cell.id]
-        todo.pending.append((cell, parts))
-    for why, count in changed.items():
-        tell("pending", server=name, cells=count, why=why)
-    return todo if todo.pending else None
-
-
-def _give_up_tried(
-    todos: Sequence[_Todo],
-    tries: Counter[CellId],
-    failure: Failure,
-    survey: Mapping[str, Any],
-    run: Run,
-    tell: Tell,
-    outcome: Outcome,
-) -> None:
-    """Cells that were broken off too often become failures; a later run tries them again."""
-    for todo in todos:
-        for cell, parts in [(cell, parts) for cell, parts in todo.pending if tries[cell.id] >= TRIES]:
-            todo.pending.remove((cell, parts))
-            what = replace(failure, summary=f"broken off {tries[cell.id]} times, at last: {failure.summary}")
-            if what.kind not in cells_.PASSING and what.signal is None:
-                what = replace(what, kind="interrupted")
-            _keep(cell, parts, now(), _failed(what), None, survey, run, tell, outcome)
-
-
-def _failed(failure: Failure) -> Measured:
-    return Measured(State.FAILED, {}, (), failure, {}, (), ())
-
-
-def _keep(
-    cell: Cell,
-    parts: Mapping[str, Any],
-    began: str,
-    what: Measured,
-    up: Up | None,
-    survey: Mapping[str, Any],
-    run: Run,
-    tell: Tell,
-    outcome: Outcome,
-) -> Record:
-    """Saves what became of a cell as its record.
-
-    A failure of the moment (a model that is not in memory, a port in use) is told and never takes a number's place:
-    when the moment has passed, the number may hold as it did.
-    """
-    record = Record(
-        cell=cell.id,
-        state=what.state,
-        started=began,
-        ended=now(),
-        fingerprint=parts,
-        fingerprint_id=cells_.fingerprint_id(parts),
-        boot={key: survey["machine"].get(key) for key in ("boot_id", "pid1_start")},
-        metrics=what.metrics,
-        reps=what.reps,
-        failure=what.failure,
-        server=up.as_json() if up else {},
-        generator=what.generator,
-        notes=what.notes,
-        parameters={"concurrency": cell.point.concurrency, **cell.point.parameters},
-    )
-    before = run.load(cell.id) if record.failure is not None and record.failure.kind in cells_.PASSING else None
-    if before is None or before.state not in MEASURED:
-        run.save(record, what.raw)
-    run.event("cell_done", cell=str(cell.id), state=record.state.value)
-    (outcome.done if record.state in MEASURED else outcome.failed).append(record)
-    tell("cell", cell=cell.id, record=record)
-    return record
-
-
 def _foresight(todos: Sequence[_Todo], inventory: Inventory, target: Target, options: Options, tell: Tell) -> Foresight:
     """What the machine tells that plans are made from. One that does not tell it is measured all the same."""
     pairs = knowing.engines_of([todo.launch for todo in todos])
@@ -430,7 +557,7 @@ def _foresight(todos: Sequence[_Todo], inventory: Inventory, target: Target, opt
         known = None
         if pairs:
             known = knowing.ask(
-                target.transport, pairs, target.name, inventory.folder, python=_agent_python(target),
+                target.transport, pairs, target.name, inventory.folder, python=target.agent_python,
                 tell=lambda words: tell("asking", what=words),
             )  # fmt: skip
     except TransportError as error:  # one that is away is waited for when a server is started
@@ -463,7 +590,7 @@ def _supervisor(inventory: Inventory, target: Target, survey: Mapping[str, Any],
 def _supervisor_of(inventory: Inventory, target: Target, survey: Mapping[str, Any], tell: Tell) -> Supervisor:
     """systemd's units where there is one and we may use it, else supervised processes."""
     if not survey["machine"].get("systemd"):
-        return Processes(target.transport, python=_agent_python(target))
+        return Processes(target.transport, python=target.agent_python)
 
     machines = hosts.load(inventory.folder)
     place = deploy.placer(
@@ -475,11 +602,7 @@ def _supervisor_of(inventory: Inventory, target: Target, survey: Mapping[str, An
         on_step=lambda step: tell("placing", machine=step.machine, task=step.task),
         on_trap=lambda unit, trap: tell("trap", unit=unit, trap=trap),
     )
-    return Units(target.transport, place, python=_agent_python(target))
-
-
-def _agent_python(target: Target) -> str:
-    return target.python if target.base is not None else "python3"
+    return Units(target.transport, place, python=target.agent_python)
 
 
 def _campaign(
@@ -519,30 +642,6 @@ def _campaign(
     }
 
 
-def _stop_orphans(supervisor: Supervisor, campaign: str, run: Run, tell: Tell) -> None:
-    """Servers that a killed run of this campaign left behind."""
-    units, _ = supervisor.status()
-    for unit in units:
-        if unit.running and unit.owner == campaign:
-            supervisor.stop(unit.unit)
-            run.event("orphan_stopped", unit=unit.unit, pid=unit.pid)
-            tell("orphan_stopped", unit=unit.unit, pid=unit.pid)
-
-
-def launch_of(inventory: Inventory, name: str, target: Target) -> Launch:
-    """A server of the inventory with the paths and the Python of its machine."""
-    server = inventory.server(name)
-
-    def path(model: str | None) -> str | None:
-        if model is None:
-            return None
-        where = inventory.models[model].path
-        return str(target.base / where) if target.base is not None and not where.startswith("~") else where
-
-    launch = Launch(name, server, path(server.model), path(server.draft), target.python)
-    return together.ranked(launch, hosts.load(inventory.folder))[0] if len(server.nodes) > 1 else launch
-
-
 def _check_places(launches: Mapping[str, Launch], target: Target) -> None:
     """A server that names its machines is measured on the first of them."""
     for name, launch in launches.items():
@@ -571,249 +670,6 @@ def _make_models(inventory: Inventory, launches: Mapping[str, Launch], tell: Tel
                 raise BenchError(f"{launch.model}: {error.name} is missing: pip install 'gpuctl-llm[local]'") from error
             except OSError as error:
                 raise BenchError(f"{launch.model}: {error.strerror}") from error
-
-
-def ask_survey(target: Target, launches: Mapping[str, Launch], inventory: Inventory) -> dict[str, Any]:
-    """Models, packages and machine as they are now, in one round trip.
-
-    "others": the same of each further machine that one of the servers runs on.
-    """
-    answer = _survey_of(target, launches)
-    answer["others"] = {}
-    names = {node for launch in launches.values() for node in launch.server.nodes[1:]}
-    if names:
-        machines = hosts.load(inventory.folder)
-        for name in sorted(names):
-            its = {server: launch for server, launch in launches.items() if name in launch.server.nodes}
-            answer["others"][name] = _survey_of(target_of(machines, name), its)
-    return answer
-
-
-def _survey_of(target: Target, launches: Mapping[str, Launch]) -> dict[str, Any]:
-    models = sorted({path for launch in launches.values() for path in (launch.model, launch.draft) if path})
-    pythons: dict[str, set[str]] = {}
-    for launch in launches.values():
-        engine = plugins.get("engines", launch.server.engine)
-        words = engine.argv(launch)
-        if words and engine.VERSIONS:
-            python = words[0] if "python" in Path(words[0]).name else str(Path(words[0]).with_name("python3"))
-            pythons.setdefault(python, set()).update(engine.VERSIONS)
-    job = {"models": models, "pythons": {python: sorted(names) for python, names in pythons.items()}}
-    command, stdin = agent("survey", job, python=_agent_python(target))
-    done = target.transport.run(command, stdin=stdin, timeout=300)
-    if done.rc < 0:
-        raise TransportError(f"{target.name}: the survey was killed (signal {-done.rc})")
-    try:
-        answer: dict[str, Any] = json.loads(done.stdout)
-    except ValueError:
-        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise BenchError(f"{target.name}: {said[-1] if said else f'exit status {done.rc}'}") from None
-    return answer
-
-
-def _versions(launch: Launch, engine: ModuleType, survey: Mapping[str, Any]) -> Mapping[str, str]:
-    words = engine.argv(launch)
-    for python, found in survey["pythons"].items():
-        if words and Path(python).parent == Path(words[0]).parent:
-            return {name: version for name, version in found.items() if name in (*engine.VERSIONS, "python", "error")}
-    return {}
-
-
-LOAD_VERSION = hashlib.sha256((AGENTS / "load.py").read_bytes()).hexdigest()[:12]
-
-
-def fingerprint(cell: Cell, launch: Launch, engine: ModuleType, survey: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that can change the number of a cell, as far as the machine tells."""
-    others = {name: _of_machine(launch, engine, survey["others"][name]) for name in launch.server.nodes[1:]}
-    return {
-        **_of_machine(launch, engine, survey),
-        **({"others": others} if others else {}),
-        **intended(cell, launch, engine),
-    }
-
-
-def intended(cell: Cell, launch: Launch, engine: ModuleType) -> dict[str, Any]:
-    """The part of a fingerprint that is known without the machine."""
-    return {
-        "argv": list(engine.argv(launch)) or [launch.server.url],
-        "environment": environment(engine, launch),
-        "workload": cell.definition(),
-        "load_agent": LOAD_VERSION,
-    }
-
-
-def _of_machine(launch: Launch, engine: ModuleType, survey: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a fingerprint that a machine tells."""
-    of_a_boot = {"boot_id", "pid1_start", "systemd"}
-    machine = {key: value for key, value in survey["machine"].items() if key not in of_a_boot}
-    # by their place on the bus, so that a difference names the card
-    machine["gpus"] = {gpu["pci"]: {k: v for k, v in gpu.items() if k != "pci"} for gpu in machine.get("gpus", ())}
-    return {
-        "model": survey["models"].get(launch.model or "", {}).get("id"),
-        "draft": survey["models"].get(launch.draft or "", {}).get("id"),
-        "engine": {"name": launch.server.engine, **_versions(launch, engine, survey)},
-        "machine": machine,
-    }
-
-
-def _compare(
-    name: str,
-    cells: Sequence[Cell],
-    launch: Launch,
-    inventory: Inventory,
-    survey: Mapping[str, Any],
-    run: Run,
-    options: Options,
-    outcome: Outcome,
-    tell: Tell,
-) -> _Todo | None:
-    """Which cells of a server are to be measured; says of each other one why not."""
-    engine = plugins.get("engines", launch.server.engine)
-    todo = _Todo(name, launch, engine, [], inventory.models.get(launch.server.model or ""))
-    reasons: dict[str, int] = {}
-    for cell in cells:
-        parts = fingerprint(cell, launch, engine, survey)
-        record = run.load(cell.id)
-        decision = cells_.decide(record, parts, fresh=options.fresh, retry_failed=options.retry_failed)
-        if decision.measure:
-            todo.pending.append((cell, parts))
-            outcome.pending.append((cell, decision.why))
-            reasons[decision.why] = reasons.get(decision.why, 0) + 1
-        else:
-            assert record is not None
-            (outcome.kept if record.state in MEASURED else outcome.failed).append(record)
-            tell("skip", cell=cell.id, why=decision.why, record=record)
-    for why, count in reasons.items():
-        tell("pending", server=name, cells=count, why=why)
-    return todo if todo.pending else None
-
-
-def _serve_and_measure(
-    todo: _Todo,
-    inventory: Inventory,
-    plan: PhasePlan,
-    target: Target,
-    supervisor: Supervisor,
-    gauges: Gauges,
-    survey: Mapping[str, Any],
-    run: Run,
-    tell: Tell,
-    outcome: Outcome,
-    guard: Guard,
-    tries: Counter[CellId],
-    foresight: Foresight,
-) -> None:
-    """One server: up, its pending cells, down. A server that does not work makes records with causes.
-
-    Cells leave `todo.pending` as they get records. Raises _BrokenOff where something outside of it ended it.
-    """
-    server = todo.launch.server
-    tell("server", server=todo.server, title=server.title or todo.server, engine=server.engine, cells=len(todo.pending))
-    missing = _missing_model(todo.launch, survey)
-    api_key = _api_key(server)
-
-    def keep(cell: Cell, parts: Mapping[str, Any], began: str, what: Measured, up: Up | None) -> Record:
-        return _keep(cell, parts, began, what, up, survey, run, tell, outcome)
-
-    def give_up(failure: Failure, left: Iterable[tuple[Cell, Mapping[str, Any]]], up: Up | None) -> None:
-        for cell, parts in left:
-            keep(cell, parts, now(), _failed(failure), up)
-
-    if missing is not None:
-        give_up(missing, todo.pending, None)
-        return
-    refused = foresight.refused(todo.launch, todo.engine)
-    if refused is not None:
-        run.event("server_refused", server=todo.server, why=refused.summary)
-        tell("server_failed", server=todo.server, failure=refused)
-        give_up(refused, todo.pending, None)
-        return
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    run.event("server_started", server=todo.server)
-    tries[todo.pending[0][0].id] += 1
-    try:
-        up = bring_up(
-            todo.engine,
-            todo.launch,
-            supervisor,
-            run=run,
-            owner=inventory.campaign,
-            tell=tell,
-            known_answer=todo.model.known_answer if todo.model else None,
-            headers=headers,
-        )
-    except Refused:
-        raise
-    except (TransportError, SupervisionError) as error:
-        raise _BrokenOff(Failure("machine_away", str(error)), guard.away() or str(error), None) from None
-    except StartFailed as error:
-        away = guard.away()
-        if away or _from_outside(error.failure):
-            raise _BrokenOff(error.failure, away, None) from None
-        if error.failure.kind == "no_room":
-            raise Stopped(error.failure.summary) from None  # no other server would find room either
-        run.event("server_died", server=todo.server, why=error.failure.summary)
-        tell("server_failed", server=todo.server, failure=error.failure)
-        give_up(error.failure, todo.pending, None)
-        return
-    run.event("server_ready", server=todo.server, ready_s=round(up.ready_s, 3))
-    tell("ready", server=todo.server, ready_s=up.ready_s, identity=up.identity)
-
-    def load(jobs: Sequence[Mapping[str, Any]]) -> list[Result]:
-        return load_all(target.transport, jobs, python=_agent_python(target))
-
-    left, first = todo.pending, True
-    try:
-        while left:
-            cell, parts = left[0]
-            began = now()
-            tries[cell.id] += not first  # the first one was counted when its server was started
-            first = False
-            tell("measuring", cell=cell.id)
-            what = measure(
-                cell,
-                up,
-                supervisor,
-                load,
-                gauge=gauges.during,
-                api_key=api_key,
-                unstable_above=plan.unstable_above,
-            )
-            away = guard.away()
-            if away or (what.failure is not None and _from_outside(what.failure)):
-                # also a cell that came out well: whatever it measured, it was not one boot
-                raise _BrokenOff(what.failure or Failure("rebooted", away), away, up.state)
-            if top := foresight.ceiling(todo.launch, todo.engine, cell):
-                up.facts["roofline_tok_s"] = top
-            record = keep(cell, parts, began, what, up)
-            left.pop(0)
-            if record.failure is not None and record.failure.kind == "server_died":
-                run.event("server_died", server=todo.server, why=record.failure.summary)
-                tell("server_failed", server=todo.server, failure=record.failure)
-                give_up(replace(record.failure, summary=f"not measured: {record.failure.summary}"), left, up)
-                return
-    finally:
-        _stopped(up, supervisor, guard)
-        run.event("server_stopped", server=todo.server)
-
-
-def _wait_until_free(gauges: Gauges, server: str, run: Run, tell: Tell) -> None:
-    """The next server would not find the memory that this one still holds."""
-    held = gauges.wait_until_free()
-    if held:
-        run.event("memory_held", server=server, bytes={str(gpu): size for gpu, size in held.items()})
-        tell("memory_held", server=server, held=held)
-
-
-def _stopped(up: Up, supervisor: Supervisor, guard: Guard) -> None:
-    """Stops a server. On a machine that is away it is found and stopped later, by its mark."""
-    try:
-        take_down(up, supervisor)
-    except Refused:
-        raise
-    except (TransportError, SupervisionError):
-        if not guard.away():
-            raise
 
 
 def _missing_model(launch: Launch, survey: Mapping[str, Any]) -> Failure | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuctl import bench, cells, config, plugins
+from gpuctl import cells, config, plugins, surveying
 from gpuctl.cli import main
 from gpuctl.memory import Verdict
 from gpuctl.planning import known as knowing
@@ -219,8 +219,8 @@ def asked(machine: Path, server: str, program: Path, inventory: Path, **flags) -
     wanted = wanted.model_copy(
         update={"program": [str(program), "-m", "sglang.launch_server"], "flags": {**wanted.flags, **flags}}
     )
-    launch = bench.launch_of(replace(known, servers={**known.servers, server: wanted}), server,
-                             bench.Target("box", Local("box"), "python3"))  # fmt: skip
+    launch = surveying.launch_of(replace(known, servers={**known.servers, server: wanted}), server,
+                             surveying.Target("box", Local("box"), "python3"))  # fmt: skip
     launch = replace(launch, model=str(machine / "models/Qwen3.6-27B"),
                      draft=launch.draft and str(machine / "models/Qwen3.6-27B-DFlash"))  # fmt: skip
     pairs = knowing.engines_of([launch])

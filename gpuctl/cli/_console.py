@@ -53,7 +53,12 @@ def explain(error: BaseException) -> int:
         for mistake in mistakes:
             say(f"gpuctl: {mistake}")
         return USAGE
-    unknown = (("transport", "TransportError"), ("supervision", "SupervisionError"), ("load", "NoServer"))
+    unknown = (
+        ("transport", "TransportError"),
+        ("supervision", "SupervisionError"),
+        ("surveying", "SurveyError"),
+        ("load", "NoServer"),
+    )
     if any(_is(error, f"gpuctl.{module}", kind) for module, kind in unknown):
         say(f"gpuctl: {error}")
         return UNKNOWN

@@ -61,6 +61,7 @@ def command(
     does, and the cell measured again; --yes asks no question before a change to it.
     """
     from gpuctl import bench as verb
+    from gpuctl import surveying
     from gpuctl.guard import Stopped
     from gpuctl.store import Run
 
@@ -77,7 +78,7 @@ def command(
         allowed=None if yes else allow,
     )
     box = target or known.phase(phase).target or "local"
-    machine = verb.target(known, box)
+    machine = surveying.target(known, box)
     run = Run(runs / (run_name or known.campaign))
     console = _Console(run, known.phase(phase).baseline, quiet=as_json)
     if check:

@@ -14,13 +14,13 @@ from gpuctl.cli._options import inventory_option, json_option, load_inventory, o
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gpuctl.bench import Target
     from gpuctl.cells import Cell
     from gpuctl.config import Inventory
     from gpuctl.engines import Launch
     from gpuctl.planning.known import Known
     from gpuctl.planning.servers import History, ServerPlan
     from gpuctl.store import Run
+    from gpuctl.surveying import Target
 
 
 @click.command("plan", short_help="what fits in memory, what cannot work and why, how long a phase takes")
@@ -55,7 +55,7 @@ def command(
     The machine is asked where it can be reached; else the plan rests on what it told before, or on what the inventory
     states. Exit code 1 where something cannot work or is refused, 3 where it could not be told.
     """
-    from gpuctl import bench as verb
+    from gpuctl import surveying
     from gpuctl.memory import Verdict
     from gpuctl.planning import known as knowing
     from gpuctl.planning import servers as planning
@@ -63,8 +63,8 @@ def command(
 
     wanted = load_inventory(inventory)
     cells, title, box = _wanted(wanted, name, only, target)
-    machine = verb.target(wanted, box)
-    launches = {server: verb.launch_of(wanted, server, machine) for server in cells}
+    machine = surveying.target(wanted, box)
+    launches = {server: surveying.launch_of(wanted, server, machine) for server in cells}
     known, why_not = _known(wanted, machine, list(launches.values()), offline)
     run = Run(runs / (run_name or wanted.campaign))
     history = _history(wanted, name, machine, run, launches, cells, known)
@@ -188,9 +188,8 @@ def _history(
     cells: Mapping[str, Sequence[Cell]], known: Known,
 ) -> History:  # fmt: skip
     """What was measured before, and what is pending. Without the machine as far as its part stays as it was."""
-    from gpuctl import bench as verb
     from gpuctl import cells as cells_
-    from gpuctl import plugins
+    from gpuctl import plugins, surveying
     from gpuctl.planning.servers import History
 
     records = {}
@@ -201,7 +200,7 @@ def _history(
                 records[cell.id] = record
     survey = None
     if known.asked and records:
-        survey = verb.ask_survey(machine, launches, inventory)
+        survey = surveying.ask_survey(machine, launches, inventory)
     decisions = {}
     for server, several in cells.items():
         launch = launches[server]
@@ -211,9 +210,9 @@ def _history(
             if record is None:
                 decisions[cell.id] = cells_.decide(None, {})
             elif survey is not None:
-                decisions[cell.id] = cells_.decide(record, verb.fingerprint(cell, launch, engine, survey))
+                decisions[cell.id] = cells_.decide(record, surveying.fingerprint(cell, launch, engine, survey))
             else:
-                parts = {**record.fingerprint, **verb.intended(cell, launch, engine)}
+                parts = {**record.fingerprint, **surveying.intended(cell, launch, engine)}
                 decisions[cell.id] = cells_.decide(record, parts)
     return History(records, decisions, sure=survey is not None or not records)
 
