@@ -2,6 +2,8 @@
 PYTHON ?= python3
 V := .venv
 BIN := $(V)/bin
+# Where this is set, every gpuctl and ansible-playbook that a test starts compiles all of itself again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help latex demo test check check-then-e2e lint types contracts unit e2e lab lab-down lab-test golden perf soak build clean
 

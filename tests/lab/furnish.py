@@ -30,6 +30,12 @@ NEEDLESS = (
     *("systemd-ask-password-console.path", "systemd-ask-password-wall.path", "user@.service"),
 )
 
+# Programs that every boot and every `systemctl daemon-reload` runs, and that find nothing to do here; fstab's stays.
+NEEDLESS_GENERATORS = (
+    *("cryptsetup", "debug", "getty", "gpt-auto", "hibernate-resume", "integritysetup", "rc-local", "run"),
+    *("system-update", "sysv", "veritysetup"),
+)
+
 _SSHD = """\
 HostKey /etc/ssh/ssh_host_ed25519_key
 PermitRootLogin prohibit-password
@@ -103,6 +109,8 @@ def machine(one: Machine, root: Path, state: Path, subnet: str) -> None:
     write(root / "etc/machine-id", hashlib.sha256(f"{state.name}/{one.name}".encode()).hexdigest()[:32] + "\n")
     for unit in NEEDLESS:
         mask(root, unit)
+    for name in NEEDLESS_GENERATORS:
+        nothing(root / f"etc/systemd/system-generators/systemd-{name}-generator")
     install = install_node if isinstance(one, Node) else install_guest
     install(one, root, state, subnet)  # type: ignore[operator]
     for double in doubles():
@@ -152,6 +160,11 @@ def unit(root: Path, name: str, text: str, wanted_by: str = "multi-user.target")
 
 
 def mask(root: Path, name: str) -> None:
-    file = root / "etc/systemd/system" / name
+    nothing(root / "etc/systemd/system" / name)
+
+
+def nothing(file: Path) -> None:
+    """What systemd takes for: there shall be none of this name."""
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.unlink(missing_ok=True)
     file.symlink_to("/dev/null")
