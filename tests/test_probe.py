@@ -9,7 +9,6 @@ import pwd
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ import pytest
 import gpuctl
 from gpuctl import transport
 from gpuctl.box import SCHEMA, Snapshot
+from tests.patience import ends_within
 
 PROBE = Path(gpuctl.__file__).parent / "agent" / "probe.py"
 
@@ -52,9 +52,8 @@ def test_the_probe_is_python_3_9_with_the_standard_library_alone():
 
 
 def test_an_empty_job_is_answered_in_under_two_seconds():
-    started = time.monotonic()
-    answer = probe({})
-    assert time.monotonic() - started < 2
+    with ends_within(2):
+        answer = probe({})
     assert answer["schema"] == SCHEMA
     assert "unanswered" not in answer
     snapshot = Snapshot(answer)

@@ -14,6 +14,7 @@ import pytest
 
 from gpuctl.supervision import Processes, Start, SupervisionError
 from gpuctl.transport import Local
+from tests.patience import ends_within, wait_until
 
 
 @pytest.fixture
@@ -58,9 +59,8 @@ def test_stopping_leaves_nothing_behind_whatever_it_does_about_signals(superviso
     script = "trap '' TERM HUP INT; setsid sh -c \"trap '' TERM; sleep 300\" & sleep 300"
     start(supervisor, "sh", "-c", script)
     time.sleep(0.3)
-    began = time.monotonic()
-    state = supervisor.stop("u", grace_s=0.5)
-    assert time.monotonic() - began < 5
+    with ends_within(5):
+        state = supervisor.stop("u", grace_s=0.5)
     assert not state.running
     mark = f"GPUCTL_UNIT={tmp_path}".encode()
     for name in os.listdir("/proc"):
@@ -75,13 +75,13 @@ def test_a_process_that_lost_its_environment_belongs_to_the_server(supervisor, t
     script = f"env -i sh -c 'echo $$ > {tmp_path}/child; exec sleep 300' & sleep 300"
     state = start(supervisor, "sh", "-c", script)
     file = tmp_path / "child"
-    assert wait_for(lambda: file.exists() and file.read_text().strip())
+    assert wait_until(lambda: file.exists() and file.read_text().strip())
     child = int(file.read_text())
     if how == "it is stopped":
         supervisor.stop("u", grace_s=5)
     else:
         os.kill(state.pid, signal.SIGKILL)
-    assert wait_for(lambda: gone(child))
+    assert wait_until(lambda: gone(child))
 
 
 def gone(pid):
@@ -90,15 +90,6 @@ def gone(pid):
             return file.read().rpartition(")")[2].split()[0] in ("Z", "X")
     except OSError:
         return True
-
-
-def wait_for(what, patience_s=20):
-    until = time.monotonic() + patience_s
-    while not what():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def test_it_outlives_whoever_started_it(supervisor):

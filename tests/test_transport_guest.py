@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 import pytest
 
 from gpuctl.transport import Completed, Guest, Local, Refused, Replay, TimedOut, Unreachable
+from tests.patience import ends_within
 
 PCT = """#!/bin/sh
 # exec VMID [--keep-env 0] -- COMMAND: what runs in the guest runs here, with a clean environment.
@@ -60,10 +60,8 @@ def test_a_release_without_keep_env_is_served_too(node, tmp_path):
 
 
 def test_a_hang_ends_in_time(node):
-    start = time.monotonic()
-    with pytest.raises(TimedOut):
+    with ends_within(5), pytest.raises(TimedOut):
         Guest("ct200", node, 200).run(["sleep", "60"], timeout=0.3)
-    assert time.monotonic() - start < 5
 
 
 def test_a_guest_that_does_not_run_is_worth_trying_again(node):

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sshd import Sshd, free_port, make_key
@@ -16,6 +17,7 @@ from sshd import Sshd, free_port, make_key
 import gpuctl.transport.ssh
 from gpuctl.transport import Refused, Ssh, TimedOut, Unreachable, agent, each
 from gpuctl.waiting import reached
+from tests.patience import ends_within, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +82,8 @@ def test_words_arrive_as_they_were_sent(machine):
 
 def test_five_megabytes_go_in_and_come_out_at_the_speed_of_the_network(machine):
     data = os.urandom(5_000_000)
-    start = time.monotonic()
-    assert machine.run(["cat"], stdin=data).stdout == data
-    assert time.monotonic() - start < 5
+    with ends_within(5):
+        assert machine.run(["cat"], stdin=data).stdout == data
 
 
 def test_a_program_that_ignores_its_input(machine):
@@ -110,26 +111,22 @@ def test_an_agent_runs_from_its_standard_input(machine, tmp_path, monkeypatch):
     assert machine.run(argv, stdin=stdin).text == "hello Ada\n"
 
 
-def test_several_commands_at_once_on_one_connection(machine):
-    start = time.monotonic()
-    threads = [threading.Thread(target=machine.run, args=(["sleep", "0.5"],)) for _ in range(4)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    assert time.monotonic() - start < 1.5
+def test_several_commands_at_once_on_one_connection(machine, tmp_path):
+    each_waits_for_all = f"touch {tmp_path}/$0; until [ $(ls {tmp_path} | wc -l) = 4 ]; do sleep 0.05; done; echo met"
+    with ThreadPoolExecutor(4) as pool:
+        done = pool.map(lambda name: machine.run(["sh", "-c", each_waits_for_all, name], timeout=30), "abcd")
+    assert [one.text for one in done] == ["met\n"] * 4
 
 
 def test_a_hang_ends_in_time_and_is_ended_there_too(machine, tmp_path):
     mark = tmp_path / "pid"
-    start = time.monotonic()
-    with pytest.raises(TimedOut, match=r"box: .* did not end within 0\.5 s"):
-        machine.run(["sh", "-c", f"echo $$ > {mark}; exec sleep 60"], timeout=0.5)
-    assert time.monotonic() - start < 1.5
-    pid = int(mark.read_text())
-    while os.path.exists(f"/proc/{pid}"):
-        assert time.monotonic() - start < 6
-        time.sleep(0.05)
+    for limit in (0.5, 5, 20):  # on a busy machine it takes a while until the command has begun
+        with ends_within(limit + 1), pytest.raises(TimedOut, match=rf"box: .* did not end within {limit:g} s"):
+            machine.run(["sh", "-c", f"echo $$ > {mark}; exec sleep 60"], timeout=limit)
+        if mark.exists():
+            break
+    with ends_within(5):
+        assert wait_until(lambda: not os.path.exists(f"/proc/{int(mark.read_text())}"))
 
 
 def test_a_chatty_command_ends_in_time_too(machine):
@@ -350,12 +347,9 @@ def test_through_a_proxy_command(server, tmp_path):
 
 def test_a_proxy_command_that_ends_at_once_is_unreachable_at_once(server, tmp_path):
     target = server("target")
-    start = time.monotonic()
-    line = refusal(
-        Unreachable, Ssh("box", "target", config=jump_config(tmp_path, target, target, via="ProxyCommand false"))
-    )
-    assert "proxy command" in line
-    assert time.monotonic() - start < 5
+    config = jump_config(tmp_path, target, target, via="ProxyCommand false")
+    with ends_within(5):
+        assert "proxy command" in refusal(Unreachable, Ssh("box", "target", config=config))
 
 
 def test_the_host_key_of_the_jump_host_is_checked_too(server, tmp_path):
@@ -404,9 +398,8 @@ def mute():
 
 
 def test_a_machine_that_accepts_and_says_nothing(mute):
-    start = time.monotonic()
-    refusal(Unreachable, Ssh("box", "127.0.0.1", port=mute, config="/dev/null", connect_timeout=1))
-    assert time.monotonic() - start < 4
+    with ends_within(4):
+        refusal(Unreachable, Ssh("box", "127.0.0.1", port=mute, config="/dev/null", connect_timeout=1))
 
 
 def test_a_port_where_something_else_answers():
@@ -429,10 +422,8 @@ def test_a_machine_that_falls_silent_in_the_middle_is_noticed(server, monkeypatc
     one = Ssh("box", "machine", config=str(box.config), connect_timeout=1)
     assert one.run(["sh", "-c", "sleep 1.2; echo alive"]).text == "alive\n"  # quiet is not gone
     threading.Timer(0.5, box.freeze).start()
-    start = time.monotonic()
-    with pytest.raises(Unreachable, match="connection broke while"):
+    with ends_within(6), pytest.raises(Unreachable, match="connection broke while"):
         one.run(["sleep", "60"])
-    assert time.monotonic() - start < 6
     one.close()
 
 
@@ -483,13 +474,14 @@ def test_a_refusal_is_not_tried_again(sshd, tmp_path):
 def test_thirty_machines_at_once_and_a_mute_one_delays_nobody(sshd, mute):
     machines = [Ssh(f"ct{n}", "machine", config=str(sshd.config)) for n in range(30)]
     machines.insert(3, Ssh("mute", "127.0.0.1", port=mute, config="/dev/null", connect_timeout=60))
-    start = time.monotonic()
-    done = each(machines, lambda one: one.run(["echo", one.name]).text, limit=8, timeout=8)
-    wall = time.monotonic() - start
-    assert list(done) == [one.name for one in machines]
-    assert isinstance(done.pop("mute"), TimedOut)
+    for timeout in (8, 40):  # a machine that is busy otherwise may take longer for thirty logins
+        with ends_within(2 * timeout):  # the mute one takes all of it
+            done = each(machines, lambda one: one.run(["echo", one.name]).text, limit=8, timeout=timeout)
+        assert list(done) == [one.name for one in machines]
+        assert isinstance(done.pop("mute"), TimedOut)
+        if not any(isinstance(answer, TimedOut) for answer in done.values()):
+            break
     assert all(text == f"{name}\n" for name, text in done.items()), done
-    assert wall < 16  # the mute one took eight
     for one in machines:
         if one.name != "mute":
             one.close()

@@ -62,8 +62,8 @@ class Client:
             **env,
         }
         source = (
-            "from huggingface_hub import *\nimport huggingface_hub.utils._http as h\nh.time.sleep = lambda s: None\n"
-            + textwrap.dedent(code)
+            "from huggingface_hub import HfApi, hf_hub_download, snapshot_download\n"
+            "import huggingface_hub.utils._http as h\nh.time.sleep = lambda s: None\n" + textwrap.dedent(code)
         )
         return subprocess.run(
             [sys.executable, "-c", source],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from sshd import Sshd
 
 from gpuctl.assets import asset
 from gpuctl.playbook import play
+from tests.patience import ends_within
 
 HOSTS = "all: {hosts: {here: {ansible_connection: local}, there: {ansible_connection: local}}}\n"
 
@@ -98,10 +98,12 @@ def test_an_empty_inventory_and_a_missing_playbook_are_no_success(book):
 
 def test_it_ends_in_time_and_says_where_it_was(book):
     inventory = book("- name: Wait for ever\n  ansible.builtin.command: sleep 60")
-    start = time.monotonic()
-    got = play("x", inventory, ["here"], timeout=2.5)
-    assert got.why == "playbook x did not end within 2.5 s; it was at: Wait for ever"
-    assert time.monotonic() - start < 6
+    for limit in (2.5, 10, 30):  # on a busy machine it takes a while until the task has begun
+        with ends_within(limit + 3.5):
+            got = play("x", inventory, ["here"], timeout=limit)
+        if "it was at" in got.why:
+            break
+    assert got.why == f"playbook x did not end within {limit:g} s; it was at: Wait for ever"
 
 
 def test_it_can_be_cancelled(book):

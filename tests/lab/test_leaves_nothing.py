@@ -15,6 +15,7 @@ from tests.lab import keeper
 from tests.lab.lab import REPOSITORY, Lab
 from tests.lab.layout import STATES, NoLab, interface
 from tests.lab.requirements import check_inotify
+from tests.patience import wait_until
 
 pytestmark = pytest.mark.lab
 
@@ -67,13 +68,6 @@ def command(lab, *words, **options):
         [sys.executable, "-m", "tests.lab", "-n", lab.name, *words], cwd=REPOSITORY, stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, **options,
     )  # fmt: skip
-
-
-def wait_until(condition, timeout=20):
-    deadline = time.monotonic() + timeout
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return condition()
 
 
 def test_a_lab_beside_another_does_not_meet_it_and_leaves_nothing_when_it_goes_down(lab, gone):
