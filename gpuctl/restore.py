@@ -114,7 +114,8 @@ class Restorer:
         self.tell, self.allowed, self.verify = tell, allowed, verify
         self.looks = 0
         self.spent: dict[str, float] = {}  # seconds, by what they went to
-        self.way = hosts.transports(machines)[name]
+        self._ways = hosts.transports(machines)
+        self.way = self._ways[name]
         self._last: Box | None = None
         self._upper = False  # since the last look only upper layers have been changed
         self._found: dict[str, staging.Found] = {}
@@ -144,7 +145,7 @@ class Restorer:
         except Unreachable:
             if self.machine.connection == "pct" or not self.machine.node or self.machine.vmid is None:
                 raise
-            self.way = hosts.through_node(self.machine, hosts.transports(self.machines))
+            self.way = hosts.through_node(self.machine, self._ways)
             return {"models": self._models(), "serving": self._serving()}
 
     def _probed(self) -> Box:
@@ -327,16 +328,22 @@ class Restorer:
             return self._settle(remedy.on, check=check)
         return deploy.mend(remedy, self.machines, self.machine, check=check, on_step=self._step)
 
-    def _play(self, playbook: str, variables: Mapping[str, Any], *, check: bool, on: str | None = None) -> Outcome:
+    def _play(
+        self,
+        playbook: str,
+        variables: Mapping[str, Any],
+        *,
+        check: bool,
+        on: str | None = None,
+        tags: Sequence[str] = (),
+    ) -> Outcome:
         where = [on or self.machine.name]
-        return play(playbook, self.machines.source, where, variables, check=check, on_step=self._step)
+        return play(playbook, self.machines.source, where, variables, check=check, tags=tags, on_step=self._step)
 
     def _settle(self, on: str, *, check: bool) -> Outcome:
         """The settings that the machine keeps, set again and read back."""
         name = (self.machine.node if on == "node" else None) or self.machine.name
-        way = hosts.transports(self.machines)[name]
-        done = way.run(["cat", f"{render.ETC}/tune.json"], timeout=30)
-        way.close()
+        done = self._ways[name].run(["cat", f"{render.ETC}/tune.json"], timeout=30)
         try:
             settings = json.loads(done.stdout)["settings"]
         except (ValueError, KeyError, TypeError):
@@ -344,6 +351,7 @@ class Restorer:
         return self._play("tune", {"settings": settings}, check=check, on=name)
 
     def _mount(self, folder: str, *, check: bool) -> Outcome:
+        """The memory file system, and what fills it at each boot: one run of Ansible costs as much as both."""
         found = [one for one in self._found.values() if str(PurePosixPath(one.path).parent) == folder]
         if not check:  # how large it has to be is known when the source is there
             for one in found:
@@ -351,7 +359,9 @@ class Restorer:
                     self._found[one.model] = self._fetched(one.model)
             found = [self._found[one.model] for one in found]
         file = render.tmpfs(staging.tmpfs_for(self.machine, folder, found))
-        return self._play("tmpfs", {"tmpfs_files": [file.as_vars()]}, check=check)
+        boot = {one.path: one for model in found for one in self._boot_stage_files(model.model)}
+        variables = {"tmpfs_files": [file.as_vars()], "stage_files": [one.as_vars() for one in boot.values()]}
+        return self._play("site", variables, check=check, tags=("tmpfs", "stage"))
 
     def _fetched(self, name: str) -> staging.Found:
         with self._timed("download"):
@@ -362,7 +372,7 @@ class Restorer:
         node = self.machine.node if self.machine.node in self.machines.machines else None
         limits = []
         if node is not None:
-            limits = staging.node_limits(hosts.transports(self.machines)[node], self.machine.vmid)
+            limits = staging.node_limits(self._ways[node], self.machine.vmid)
         with self._timed("moving"):
             staging.stage(
                 self.way,
@@ -515,7 +525,8 @@ class Restorer:
         return {name: list({file.path: file for file in files}.values()) for name, files in several.items()}
 
     def close(self) -> None:
-        self.way.close()
+        for way in self._ways.values():
+            way.close()
 
     def _told(self, finding: Finding, step: doctor.Step | None) -> None:
         if step is None:

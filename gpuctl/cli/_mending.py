@@ -95,6 +95,8 @@ def does(remedy: Remedy, where: str) -> str:
     if remedy.playbook == "server":
         how = "waits for" if values.get("wait") else "starts anew" if values.get("anew") else "starts"
         return f"{how} {values['unit']} on {where}"
+    if remedy.playbook == "tmpfs":
+        return f"tmpfs.yml and stage.yml on {where}"
     restarts = f", and the {remedy.restarts} restarts" if remedy.restarts else ""
     return f"{remedy.playbook}.yml on {where}{restarts}"
 
