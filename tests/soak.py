@@ -4,7 +4,8 @@ Each run is a small campaign on guest 200 through everything that --seed draws: 
 agent; a restart of the guest, a reboot of the node with another number of nvidia-uvm; the network cut for 5 to 60 s; tmpfs
 or disk full; a model cut short or with a flipped bit. gpuctl is given the same command again whenever it ends before
 the campaign does, as a person or a service would. At the end of a run: every cell is there, valid, once, and was measured
-within one boot. The seed of a run is printed; `--seed N --runs 1` replays its faults and their moments.
+within one boot. The seed of a run is printed; `--seed N --runs 1` replays its faults and their moments. Of a run that did
+not end so, everything is kept in runs/soak/SEED: the run folder, the inventory, what each gpuctl said, the guest's journal.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -34,6 +35,7 @@ from tests.lab.hub import Hub
 from tests.lab.lab import Lab
 from tests.test_restore_lab import CACHE, Campaign
 
+KEPT = Path(__file__).parents[1] / "runs" / "soak"
 REPOSITORY = "Qwen/Qwen3.6-27B"
 SIZES = {"shards": 4, "size": 8 << 20}  # as the lab's guests have it
 MEMORY = "/run/gpuctl/models/Qwen3.6-27B"
@@ -127,11 +129,13 @@ class Report:
     seconds: float
     wrong: list[str]
     said: list[str] = field(default_factory=list)  # what gpuctl said of failures, where it ended before the campaign
+    kept: str = ""  # where the evidence of a run that went wrong lies
 
     def line(self) -> str:
         how = "ok  " if not self.wrong else "WRONG"
         told = f"{how} seed {self.seed}: {', '.join(self.faults)}; gpuctl ended with {self.codes}; {self.seconds:.0f} s"
-        return told + "".join(f"\n     {one}" for one in (*self.wrong, *(f"it said: {one}" for one in self.said)))
+        more = [*self.wrong, *(f"it said: {one}" for one in self.said), *([f"kept: {self.kept}"] if self.kept else [])]
+        return told + "".join(f"\n     {one}" for one in more)
 
 
 def run(lab: Lab, hub: Hub, seed: int) -> Report:
@@ -148,7 +152,7 @@ def run(lab: Lab, hub: Hub, seed: int) -> Report:
         going = Campaigning(campaign, draw)
         boots = Boots(lab)
         wrong: list[str] = []
-        told, said = [], []
+        told, said, kept = [], [], ""
         todo = list(zip(faults, moments, strict=True))
         try:
             for _ in range(INVOCATIONS):
@@ -171,6 +175,7 @@ def run(lab: Lab, hub: Hub, seed: int) -> Report:
                     out, err = going.process.communicate()
                     wrong.append(f"gpuctl did not end within {LIMIT_S:.0f} s; its last words: {out.splitlines()[-3:]}")
                 codes.append(going.process.returncode)
+                (Path(folder) / f"gpuctl-{len(codes)}.txt").write_text(f"{out}\n--- stderr\n{err}")
                 if "Traceback" in err:
                     wrong.append(f"a traceback: {err.splitlines()[-1]}")
                 if codes[-1] == 0 or wrong:
@@ -181,9 +186,25 @@ def run(lab: Lab, hub: Hub, seed: int) -> Report:
             wrong += judged(campaign, boots)
         finally:
             boots.end()
+            if going.process is not None and going.process.poll() is None:
+                going.process.kill()  # whatever ended the run here: gpuctl does not go on beside the next
+                going.process.communicate()
+            if wrong or sys.exc_info()[0] is not None:
+                kept = _evidence(lab, Path(folder), seed)
             _mended(going)
             _tidied(lab)
-        return Report(seed, told, codes, time.monotonic() - began, wrong, said)
+        return Report(seed, told, codes, time.monotonic() - began, wrong, said, kept)
+
+
+def _evidence(lab: Lab, folder: Path, seed: int) -> str:
+    """Keeps what a run left; where."""
+    kept = KEPT / str(seed)
+    shutil.rmtree(kept, ignore_errors=True)
+    shutil.copytree(folder, kept, symlinks=True)
+    with suppress(Exception):  # a guest that is away has none
+        journal = lab.run("ct200", ["journalctl", "--no-pager", "--since=-15min", "-o", "short-precise"])
+        (kept / "journal.txt").write_text(journal.stdout)
+    return str(kept)
 
 
 def _sleep(seconds: float, process: subprocess.Popen[str]) -> bool:
@@ -285,12 +306,20 @@ def hub_of(lab: Lab) -> Iterator[Hub]:
         yield hub
 
 
+def _version() -> str:
+    """The commit this is, and whether something in the working tree is not."""
+    command = ["git", "describe", "--always", "--dirty"]
+    done = subprocess.run(command, cwd=KEPT.parents[1], capture_output=True, text=True)
+    return done.stdout.strip() or "a copy without its history"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--seed", type=int, help="of the first run; the following ones count on from it")
     arguments = parser.parse_args()
     first = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(1_000_000)
+    print(f"gpuctl at {_version()}", flush=True)
     name = os.environ.get("GPUCTL_LAB")
     lab = Lab(name or f"soak-{os.getpid()}")
     if not (name and lab.alive()):
@@ -299,7 +328,11 @@ def main() -> int:
     try:
         with hub_of(lab) as hub:
             for number in range(arguments.runs):
-                report = run(lab, hub, first + number)
+                try:
+                    report = run(lab, hub, first + number)
+                except Exception as error:  # of the lab or of soak itself: one run, not the fifty
+                    why = f"the run itself ended: {type(error).__name__}: {error}"
+                    report = Report(first + number, [], [], 0.0, [why], kept=str(KEPT / str(first + number)))
                 bad += bool(report.wrong)
                 print(f"{number + 1}/{arguments.runs} {report.line()}", flush=True)
     finally:
