@@ -30,7 +30,7 @@ from gpuctl.planning import known as knowing
 from gpuctl.planning.servers import Foresight
 from gpuctl.records import MEASURED, CellId, Failure, Record, State
 from gpuctl.restore import NotAllowed, Restorer, Wants, models_of
-from gpuctl.serving import StartFailed, Tell, Up, bring_up, take_down, unit_name
+from gpuctl.serving import StartFailed, Tell, Up, bearer, bring_up, take_down, unit_name
 from gpuctl.staging import StagingError
 from gpuctl.store import Run, now
 from gpuctl.supervision import Processes, SupervisionError, Supervisor, Units, UnitState
@@ -410,7 +410,6 @@ class _Bench:
             self.tell("server_failed", server=todo.server, failure=refused)
             self._fail(refused, todo.pending)
             return
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.run.event("server_started", server=todo.server)
         self.tries[todo.pending[0][0].id] += 1
         try:
@@ -422,7 +421,7 @@ class _Bench:
                 owner=self.inventory.campaign,
                 tell=self.tell,
                 known_answer=todo.model.known_answer if todo.model else None,
-                headers=headers,
+                headers=bearer(api_key),
             )
         except Refused:
             raise

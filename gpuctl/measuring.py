@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from gpuctl import metrics
 from gpuctl.cells import Cell
 from gpuctl.load import LoadError, Result
 from gpuctl.records import Estimate, Failure, State, estimate
-from gpuctl.serving import Up
+from gpuctl.serving import Up, bearer
 from gpuctl.supervision import SupervisionError, Supervisor
 from gpuctl.transport import TransportError
 
@@ -59,15 +60,17 @@ def measure(
     summaries: list[Mapping[str, Any]] = []
     before: list[Result] = []  # what was sent before anything counted
     notes: list[str] = []
+    # A server of somebody else keeps its prefix cache from one run of ours to the next: it is asked new texts each time.
+    first = 0 if up.state is not None else 1 + secrets.randbelow(1 << 40)
     try:
-        words = _words_for(cell, up, load, api_key, before)
-        (warm,) = load([_job(cell, up, -1, words, api_key, warm_up=True)])
+        words = _words_for(cell, up, load, api_key, first, before)
+        (warm,) = load([_job(cell, up, first - 1, words, api_key, warm_up=True)])
         before.append(warm)
-        _check(warm, cell, up, warm_up=True)
-        _flush(up, supervisor, notes)
-        for rep, result in enumerate(load([_job(cell, up, rep, words, api_key) for rep in range(cell.reps)])):
+        _check(warm, cell, warm_up=True)
+        _flush(up, supervisor, api_key, notes)
+        for rep, result in enumerate(load([_job(cell, up, first + rep, words, api_key) for rep in range(cell.reps)])):
             raw += [{"rep": rep, **line} for line in result.requests]
-            _check(result, cell, up)
+            _check(result, cell)
             repetition = metrics.repetition(result.requests, result.summary)
             of_gpus = metrics.of_gpus(gauge(result.requests), repetition.metrics)
             reps.append({"n": rep, **repetition.as_json(), "metrics": {**repetition.metrics, **of_gpus}})
@@ -137,7 +140,7 @@ def _job(cell: Cell, up: Up, rep: int, words: int, api_key: str | None, *, warm_
     }
 
 
-def _check(result: Result, cell: Cell, up: Up, *, warm_up: bool = False) -> None:
+def _check(result: Result, cell: Cell, *, warm_up: bool = False) -> None:
     """Raises CellFailed unless every request was answered, at its length."""
     point = cell.point
     failed = [line for line in result.requests if line.get("error")]
@@ -153,33 +156,41 @@ def _check(result: Result, cell: Cell, up: Up, *, warm_up: bool = False) -> None
         raise CellFailed(Failure("request_failed", "the load generator sent nothing"))
     for line in result.requests:
         usage = line.get("usage") or {}
-        sent, written = usage.get("prompt_tokens"), usage.get("completion_tokens")
+        written = metrics.believable(usage.get("completion_tokens"))
         if written is None:
-            raise CellFailed(Failure("no_usage", "the server does not say how many tokens it wrote (usage is missing)"))
+            raise CellFailed(_no_usage("it wrote", "completion_tokens", usage))
         if point.exact_length and not warm_up and written != point.max_tokens:
             what = f"asked for {point.max_tokens} tokens, got {written} (finish_reason {line.get('finish_reason')!r})"
             raise CellFailed(
                 Failure("wrong_length", what, advice="the server does not honour ignore_eos, or its window")
             )
-        if point.prompt_tokens and sent is not None:
+        if point.prompt_tokens:
+            sent = metrics.believable(usage.get("prompt_tokens"))
+            if not sent:
+                raise CellFailed(_no_usage("the prompt has", "prompt_tokens", usage))
             off = abs(sent - point.prompt_tokens) / point.prompt_tokens
             if off > LENGTH_TOLERANCE and not warm_up:
                 what = f"the prompt should have {point.prompt_tokens} tokens and has {sent}"
                 raise CellFailed(Failure("wrong_length", what))
 
 
-def _words_for(cell: Cell, up: Up, load: Load, api_key: str | None, sent: list[Result]) -> int:
+def _no_usage(what: str, key: str, usage: Mapping[str, Any]) -> Failure:
+    said = f"usage.{key} is {usage[key]!r}" if key in usage else f"usage.{key} is missing" if usage else "usage is missing"
+    return Failure("no_usage", f"the server does not say how many tokens {what} ({said})"[:300])
+
+
+def _words_for(cell: Cell, up: Up, load: Load, api_key: str | None, first: int, sent: list[Result]) -> int:
     """How many words give the wanted prompt tokens with this server's tokenizer: asked, not guessed."""
     wanted = cell.point.prompt_tokens
     if not wanted:
         return 0
     words = max(8, min(wanted // 16, 1000))  # few at first: a tokenizer may give a token a byte
     for _ in range(5):
-        job = _job(cell, up, -2 - words, words, api_key)
+        job = _job(cell, up, first - 2 - words, words, api_key)
         job["requests"] = [{**job["requests"][0], "max_tokens": 1}]
         (result,) = load([job])
         sent.append(result)
-        _check(result, cell, up, warm_up=True)
+        _check(result, cell, warm_up=True)
         tokens = result.requests[0]["usage"]["prompt_tokens"]
         if abs(tokens - wanted) <= max(1, LENGTH_TOLERANCE / 4 * wanted):
             return words
@@ -187,12 +198,13 @@ def _words_for(cell: Cell, up: Up, load: Load, api_key: str | None, sent: list[R
     return words
 
 
-def _flush(up: Up, supervisor: Supervisor, notes: list[str]) -> None:
+def _flush(up: Up, supervisor: Supervisor, api_key: str | None, notes: list[str]) -> None:
     if up.engine.FLUSH is None:
         return
     method, path = up.engine.FLUSH
+    wanted = {"method": method, "url": up.launch.base_url + path, "headers": bearer(api_key), "timeout_s": 30}
     for _ in range(3):
-        (answer,) = supervisor.ask([{"method": method, "url": up.launch.base_url + path, "timeout_s": 30}])
+        (answer,) = supervisor.ask([wanted])
         if answer.get("status") == 200:
             return
     notes.append(

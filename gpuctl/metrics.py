@@ -72,7 +72,7 @@ METRICS: Mapping[str, Metric] = {
 _BELIEVABLE = 100_000_000
 
 
-def _count(value: object) -> int | None:
+def believable(value: object) -> int | None:
     """A count a server sent, if it can be one."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _BELIEVABLE:
         return None
@@ -105,15 +105,15 @@ def tokens(row: Row) -> Tokens | str:
         said = running[-1]
     if said is None:
         return "the server sent no usage"
-    total = _count(said)
+    total = believable(said)
     if total is None or total == 0:
         return f"usage says {said!r} tokens"
-    asked = _count(row.get("max_tokens"))
+    asked = believable(row.get("max_tokens"))
     if asked is not None and total > asked:
         return f"usage says {total} tokens, at most {asked} were asked for"
     chunks = row.get("t_chunks")
     if isinstance(running, Sequence) and isinstance(chunks, Sequence) and len(running) == len(chunks) > 0:
-        counts = [_count(value) for value in running]
+        counts = [believable(value) for value in running]
         known = tuple(value for value in counts if value is not None)
         if (
             len(known) == len(counts)
@@ -154,12 +154,12 @@ def acceptance(row: Row) -> tuple[float, str] | None:
         length = spec.get("spec_accept_length")
         if isinstance(length, int | float) and not isinstance(length, bool) and 1 <= length < 1000:
             return float(length), "spec"
-        steps = _count(spec.get("spec_verify_ct"))
+        steps = believable(spec.get("spec_verify_ct"))
         if steps and total and total >= steps:
             return total / steps, "spec"
     timings = row.get("timings")
     if isinstance(timings, Mapping) and "draft_n_accepted" in timings:
-        accepted, count = _count(timings["draft_n_accepted"]), _count(timings.get("predicted_n"))
+        accepted, count = believable(timings["draft_n_accepted"]), believable(timings.get("predicted_n"))
         if accepted is not None and count and accepted < count:
             return count / (count - accepted), "timings"
     if not isinstance(made, str) and made.running is not None and len(made.running) > 1:
@@ -177,7 +177,7 @@ def prefill(row: Row) -> tuple[float, str] | None:
     """
     timings = row.get("timings")
     if isinstance(timings, Mapping):
-        count, ms = _count(timings.get("prompt_n")), timings.get("prompt_ms")
+        count, ms = believable(timings.get("prompt_n")), timings.get("prompt_ms")
         if count and isinstance(ms, int | float) and ms > 0:
             return count / ms * 1e3, "timings"
     prompt, cached = _prompt(row)
@@ -192,11 +192,11 @@ def _prompt(row: Row) -> tuple[int | None, int | None]:
     usage = row.get("usage")
     usage = usage if isinstance(usage, Mapping) else {}
     details = usage.get("prompt_tokens_details")
-    cached = _count(details.get("cached_tokens")) if isinstance(details, Mapping) else None
+    cached = believable(details.get("cached_tokens")) if isinstance(details, Mapping) else None
     timings = row.get("timings")
     if cached is None and isinstance(timings, Mapping):
-        cached = _count(timings.get("cache_n"))
-    prompt = _count(usage.get("prompt_tokens"))
+        cached = believable(timings.get("cache_n"))
+    prompt = believable(usage.get("prompt_tokens"))
     return prompt, cached if prompt is None or cached is None or cached <= prompt else None
 
 

@@ -99,6 +99,11 @@ def unit_name(server: str) -> str:
     return f"gpuctl-{server}"
 
 
+def bearer(api_key: str | None) -> dict[str, str]:
+    """The header that a server with a key wants to see."""
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+
 def bring_up(
     engine: ModuleType,
     launch: Launch,
