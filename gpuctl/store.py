@@ -147,9 +147,15 @@ class Run:
         line = json.dumps({"t": now(), "event": name, **facts, **({"boot": self.boot} if self.boot else {})}) + "\n"
         with _explained(path):
             handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            whole = os.fstat(handle).st_size
             try:
-                os.write(handle, line.encode())
+                left = memoryview(line.encode())
+                while left:  # a disk that has room for half of it takes the half, and says so the next time
+                    left = left[os.write(handle, left) :]
                 os.fsync(handle)
+            except OSError:
+                os.ftruncate(handle, whole)  # the next event would be lost in the half of this one
+                raise
             finally:
                 os.close(handle)
 
@@ -216,12 +222,19 @@ class Run:
     # -- logs and others
 
     def log_path(self, server: str) -> Path:
-        """A new file for a server's log."""
+        """A new file for a server's log: none that is there is written over, also when the clock was set back."""
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        path = self.folder / "logs" / server / f"{stamp}.log"
+        folder = self.folder / "logs" / server
+        path, more = folder / f"{stamp}.log", 1
         with _explained(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        return path
+            folder.mkdir(parents=True, exist_ok=True)
+            while True:
+                try:
+                    path.open("x").close()
+                    return path
+                except FileExistsError:
+                    more += 1
+                    path = folder / f"{stamp}-{more}.log"
 
     def put(self, name: str, value: Any) -> None:
         """A JSON document at the top of the folder."""

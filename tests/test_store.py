@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -95,3 +96,28 @@ def test_a_reader_never_sees_half_a_file(tmp_path):
         assert len(data) == 100_000
         assert len(set(data)) == 1
     assert writer.wait() == 0
+
+
+def test_an_event_that_found_room_for_its_half_takes_none_of_the_next_one(tmp_path):
+    with Run(tmp_path) as run:
+        run.event("a")
+        size = (tmp_path / "events.jsonl").stat().st_size
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, before[1]))  # as a disk with 20 bytes left
+        try:
+            with pytest.raises(StoreError):
+                run.event("b")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        run.event("c")
+        assert [event["event"] for event in run.events()] == ["a", "c"]
+
+
+def test_each_start_of_a_server_has_a_log_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "strftime", lambda *_: "20261130T090000Z")  # within one second, or after a clock set back
+    run = Run(tmp_path)
+    first, second = run.log_path("s"), run.log_path("s")
+    first.write_text("why it died")
+    assert second.name == "20261130T090000Z-2.log"
+    assert run.log_path("s").name == "20261130T090000Z-3.log"
+    assert first.read_text() == "why it died"
