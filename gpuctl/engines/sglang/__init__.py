@@ -49,8 +49,17 @@ def identity(answers: Mapping[str, Any]) -> Identity:
         model_path=nested(info, "model_path"),
         version=nested(info, "version"),
         context=nested(entry, "max_model_len") or nested(info, "context_length"),
-        requests_at_once=nested(inside, "effective_max_running_requests_per_dp")
+        requests_at_once=_of_all(info, nested(inside, "effective_max_running_requests_per_dp"))
         or nested(info, "max_running_requests"),
-        kv_tokens=nested(inside, "memory_usage", "token_capacity") or nested(info, "max_total_num_tokens"),
+        kv_tokens=_of_all(
+            info, nested(inside, "memory_usage", "token_capacity") or nested(info, "max_total_num_tokens")
+        ),
         facts={"memory_usage": nested(inside, "memory_usage"), "startup_time": nested(info, "startup_time")},
     )
+
+
+def _of_all(info: Any, of_one: Any) -> int | None:
+    """What all data-parallel workers have together: each says what it has itself, and all have the same."""
+    workers = nested(info, "dp_size")
+    many = workers if isinstance(workers, int) and workers > 1 else 1
+    return of_one * many if isinstance(of_one, int) else None
