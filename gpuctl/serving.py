@@ -155,10 +155,11 @@ def bring_up(
             raise StartFailed(Failure("wrong_identity", f"port {port} is answered by another process: {other}"))
         _answer(up, supervisor, known_answer or {}, headers)
     except BaseException as error:
+        failure = _died_of_it(up, log, error.failure) if isinstance(error, StartFailed) else None
         # also when it was interrupted in the middle of starting, and nobody knows yet whether there is something
         _stop(up, supervisor)
-        if isinstance(error, StartFailed):
-            raise StartFailed(log.explain(error.failure)) from None
+        if failure is not None:
+            raise StartFailed(log.explain(failure)) from None
         raise
     return up
 
@@ -189,6 +190,7 @@ def follow(
         raise StartFailed(log.explain(error.failure)) from None
     finally:
         up.watch.close()
+        log.close()
     return up
 
 
@@ -204,6 +206,8 @@ def _stop(up: Up, supervisor: Supervisor) -> UnitState | None:
         if up.watch is not None:
             up.watch.ended.wait(2)
             up.watch.close()
+        if up.log is not None:
+            up.log.close()
 
 
 class Log:
@@ -217,14 +221,20 @@ class Log:
         self.reading = threading.Lock()  # the log comes in a thread of its own
 
     def take(self, text: str) -> None:
-        self.file.write(text)
-        self.file.flush()
         with self.reading:
+            if self.file.closed:
+                return  # nobody waits for it any more
+            self.file.write(text)
+            self.file.flush()
             self.reader.feed(text.encode())
             title = self.reader.title()
         if title and title != self.title:
             self.title = title
             self.tell("stage", server=self.name, stage=title)
+
+    def close(self) -> None:
+        with self.reading:
+            self.file.close()
 
     def capacity(self) -> dict[str, Any]:
         """What the log says the server can hold."""
@@ -267,6 +277,16 @@ def _wait_ready(up: Up, log: Log, began: float) -> None:
         if waited > server.ready_within_s:
             what = f"{up.launch.name} was not ready within {server.ready_within_s:g} s; it stopped {log.where()}"
             raise StartFailed(Failure("timeout", f"{what}, /health answered {watch.health}", tail))
+
+
+def _died_of_it(up: Up, log: Log, failure: Failure) -> Failure:
+    """A server that was ready and ended with the first request did not answer wrongly: it died."""
+    watch = up.watch
+    if failure.kind not in ("unreachable", "wrong_identity", "wrong_answer") or watch is None:
+        return failure
+    if not watch.ended.wait(1.0) or watch.lost is not None:
+        return failure
+    return ended("start_failed", f"{up.launch.name} died of the first thing it was asked, {log.where()}", watch)
 
 
 def _identify(up: Up, supervisor: Supervisor, headers: Mapping[str, str] | None) -> None:

@@ -1,0 +1,93 @@
+"""A server from its start to "it answers, and it is ours": what goes wrong on the way is told as what it was."""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+import pytest
+
+from gpuctl import plugins
+from gpuctl.config import Server
+from gpuctl.engines import Launch
+from gpuctl.serving import StartFailed, bring_up, take_down
+from gpuctl.store import Run
+from gpuctl.supervision import Processes
+from gpuctl.transport import Local
+
+# Healthy and of the right name; what it does when it is asked for an answer is the test's.
+SERVER = """
+import http.server, json, os, sys
+port = int(sys.argv[sys.argv.index("--port") + 1])
+class Handler(http.server.BaseHTTPRequestHandler):
+    def say(self, document):
+        data = json.dumps(document).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+    def do_GET(self):
+        self.say({"data": [{"id": "m"}], "model_path": "m", "total_slots": 4})
+    def do_POST(self):
+        %s
+    def log_message(self, *_):
+        pass
+http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+ANSWERS = "self.say({'choices': [{'text': 'Paris'}], 'usage': {'completion_tokens': 1, 'prompt_tokens': 5}})"
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def supervisor(tmp_path):
+    supervisor = Processes(Local(), str(tmp_path / "servers"), python=sys.executable)
+    yield supervisor
+    for unit in supervisor.status()[0]:
+        supervisor.stop(unit.unit, grace_s=0)
+
+
+def brought_up(supervisor, tmp_path, answering=ANSWERS, **options):
+    server = Server(
+        engine="llamacpp",
+        model="m",
+        program=[sys.executable, "-c", SERVER % answering],
+        port=free_port(),
+        ready_within_s=60,
+    )
+    engine = plugins.get("engines", "llamacpp")
+    return bring_up(
+        engine,
+        Launch("s", server, "m"),
+        supervisor,
+        run=Run(tmp_path / "run"),
+        owner="test",
+        tell=lambda *_, **__: None,
+        **options,
+    )
+
+
+def test_a_server_that_answers_is_up_and_its_identity_known(supervisor, tmp_path):
+    up = brought_up(supervisor, tmp_path)
+    assert (up.model_id, up.identity.requests_at_once) == ("m", 4)
+    assert take_down(up, supervisor).running is False
+
+
+def test_a_server_that_dies_of_its_first_request_died_and_did_not_answer_wrongly(supervisor, tmp_path):
+    dying = "print('kernel image is not available', flush=True); os._exit(3)"
+    with pytest.raises(StartFailed, match="s died of the first thing it was asked.*exit status 3") as error:
+        brought_up(supervisor, tmp_path, dying)
+    failure = error.value.failure
+    assert (failure.kind, failure.exit_status) == ("start_failed", 3)
+    assert "kernel image is not available" in "\n".join(failure.evidence)
+
+
+def test_a_server_that_talks_nonsense_is_not_measured(supervisor, tmp_path):
+    with pytest.raises(StartFailed, match="was answered with 'Paris'") as error:
+        brought_up(supervisor, tmp_path, known_answer={"The capital of Italy is": "Rome"})
+    assert error.value.failure.kind == "wrong_answer"
+    assert [unit.running for unit in supervisor.status()[0]] == [False]
