@@ -18,7 +18,7 @@ from typing import Any
 from gpuctl import cells as cells_
 from gpuctl import deploy, hosts, plugins, staging, together
 from gpuctl.cells import Cell
-from gpuctl.config import Inventory, Model, PhasePlan, Server
+from gpuctl.config import Inventory, Model, PhasePlan
 from gpuctl.engines import Launch
 from gpuctl.facts.boot import RESTARTS, Happened
 from gpuctl.finding import Remedy
@@ -30,7 +30,7 @@ from gpuctl.planning import known as knowing
 from gpuctl.planning.servers import Foresight
 from gpuctl.records import MEASURED, CellId, Failure, Record, State
 from gpuctl.restore import NotAllowed, Restorer, Wants, models_of
-from gpuctl.serving import StartFailed, Tell, Up, bearer, bring_up, take_down, unit_name
+from gpuctl.serving import StartFailed, Tell, Up, bearer, bring_up, key_of, take_down, unit_name
 from gpuctl.staging import StagingError
 from gpuctl.store import Run, now
 from gpuctl.supervision import Processes, SupervisionError, Supervisor, Units, UnitState
@@ -93,7 +93,7 @@ def bench(
 ) -> Outcome:
     """Runs a phase. `run` is locked by the caller.
 
-    Raises BenchError, SurveyError, StoreError, Stopped, TransportError.
+    Raises BenchError, NoKey, SurveyError, StoreError, Stopped, TransportError.
     """
     options = options or Options()
     plan = inventory.phase(phase)
@@ -128,6 +128,7 @@ class _Bench:
     ) -> None:
         self.inventory, self.plan, self.target, self.run, self.tell = inventory, plan, target, run, tell
         self.options, self.by_server, self.launches = options, by_server, launches
+        self.keys = {name: key_of(launch.server) for name, launch in launches.items()}
         self.outcome = Outcome()
         self.tries: Counter[CellId] = Counter()
         self.guard = Guard(
@@ -382,7 +383,8 @@ class _Bench:
         if (bad := self._bad_model(todo)) is not None:
             self._fail(bad, todo.pending)
             return
-        with Gauges(self.target.transport, self.target.agent_python) as gauges:
+        alone = len(todo.launch.server.nodes) < 2
+        with Gauges(self.target.transport, self.target.agent_python, whole=alone) as gauges:
             self._measured(todo, gauges)
             self._wait_until_free(gauges, todo.server)
 
@@ -399,10 +401,10 @@ class _Bench:
             engine=server.engine,
             cells=len(todo.pending),
         )
-        missing = _missing_model(todo.launch, self.survey)
-        api_key = _api_key(server)
-        if missing is not None:
-            self._fail(missing, todo.pending)
+        impossible = _missing_model(todo.launch, self.survey) or _not_bound(todo.launch, self.survey)
+        api_key = self.keys[todo.server]
+        if impossible is not None:
+            self._fail(impossible, todo.pending)
             return
         refused = self.foresight.refused(todo.launch, todo.engine)
         if refused is not None:
@@ -681,10 +683,10 @@ def _missing_model(launch: Launch, survey: Mapping[str, Any]) -> Failure | None:
     return None
 
 
-def _api_key(server: Server) -> str | None:
-    if server.api_key_file is None:
+def _not_bound(launch: Launch, survey: Mapping[str, Any]) -> Failure | None:
+    """A server that was to be bound and is not would make numbers under a name that is not theirs."""
+    bound = [key for key in ("numa", "cpus") if getattr(launch.server, key) is not None]
+    if survey["machine"].get("systemd") or launch.server.url or not bound:
         return None
-    try:
-        return Path(server.api_key_file).expanduser().read_text().strip()
-    except OSError as error:
-        raise BenchError(f"{server.api_key_file}: {error.strerror} (api_key_file)") from error
+    what = f"{launch.name}: {bound[0]}: only units of systemd are bound, and there is no systemd here that we may use"
+    return Failure("refused", what, advice=f"measure it as root of a machine with systemd, or take out {bound[0]}")

@@ -96,10 +96,12 @@ def _held(readings: Sequence[Reading]) -> dict[int, int]:
 
 @dataclass
 class Gauges:
-    """Follows the GPUs of a machine while it is entered."""
+    """Follows the GPUs of a machine while it is entered. `whole`: all GPUs of the server are there; of one that runs on
+    other machines as well, power and memory here are not the server's."""
 
     transport: Transport
     python: str = "python3"
+    whole: bool = True
     readings: list[Reading] = field(default_factory=list)
     _closed: threading.Event = field(default_factory=threading.Event)
     _over: threading.Event = field(default_factory=threading.Event)  # nothing more will come
@@ -118,7 +120,7 @@ class Gauges:
         """`between`, for the time from the first request to the last chunk of a repetition (rows of agent/load.py)."""
         sent = [t for row in rows if isinstance(t := row.get("t_request"), float)]
         chunks = [c[-1] for row in rows if isinstance(c := row.get("t_chunks"), Sequence) and c]
-        if not sent or not chunks:
+        if not sent or not chunks or not self.whole:
             return {}
         start, end = min(sent), max(chunks)
         until = time.monotonic() + PATIENCE_S

@@ -60,7 +60,7 @@ def measure(
     summaries: list[Mapping[str, Any]] = []
     before: list[Result] = []  # what was sent before anything counted
     notes: list[str] = []
-    # A server of somebody else keeps its prefix cache from one run of ours to the next: it is asked new texts each time.
+    # Somebody else's server keeps its prefix cache from one run of ours to the next: it is asked new texts each time.
     first = 0 if up.state is not None else 1 + secrets.randbelow(1 << 40)
     try:
         words = _words_for(cell, up, load, api_key, first, before)
@@ -175,7 +175,9 @@ def _check(result: Result, cell: Cell, *, warm_up: bool = False) -> None:
 
 
 def _no_usage(what: str, key: str, usage: Mapping[str, Any]) -> Failure:
-    said = f"usage.{key} is {usage[key]!r}" if key in usage else f"usage.{key} is missing" if usage else "usage is missing"
+    said = (
+        f"usage.{key} is {usage[key]!r}" if key in usage else f"usage.{key} is missing" if usage else "usage is missing"
+    )
     return Failure("no_usage", f"the server does not say how many tokens {what} ({said})"[:300])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -97,6 +98,25 @@ def ended(kind: str, what: str, watch: Watch) -> Failure:
 
 def unit_name(server: str) -> str:
     return f"gpuctl-{server}"
+
+
+class NoKey(Exception):
+    """The key that a server's clients must send cannot be read. One line."""
+
+
+def key_of(server: Server) -> str | None:
+    """The key that clients of a server must send, where it wants one. Raises NoKey."""
+    if server.api_key_file is None:
+        return None
+    try:
+        words = Path(server.api_key_file).expanduser().read_text(encoding="ascii").split()
+    except OSError as error:
+        raise NoKey(f"{server.api_key_file}: {error.strerror} (api_key_file)") from error
+    except (UnicodeDecodeError, RuntimeError):  # RuntimeError: ~somebody whom nobody knows
+        words = []
+    if len(words) != 1:
+        raise NoKey(f"{server.api_key_file}: one word is expected there, the key (api_key_file)")
+    return words[0]
 
 
 def bearer(api_key: str | None) -> dict[str, str]:
@@ -289,31 +309,36 @@ def _died_of_it(up: Up, log: Log, failure: Failure) -> Failure:
     return ended("start_failed", f"{up.launch.name} died of the first thing it was asked, {log.where()}", watch)
 
 
-def _identify(up: Up, supervisor: Supervisor, headers: Mapping[str, str] | None) -> None:
-    """Asks who answers, and compares with what was started."""
-    launch, engine = up.launch, up.engine
+def who_answers(
+    launch: Launch, engine: ModuleType, supervisor: Supervisor, headers: Mapping[str, str] | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a server says of itself, by path, and what became of each path that it was asked."""
     answers = supervisor.ask(
         [{"url": launch.base_url + path, "headers": dict(headers or {}), "timeout_s": 10} for path in engine.IDENTITY]
     )
-    if all("error" in answer for answer in answers):
-        raise StartFailed(
-            Failure(
-                "unreachable",
-                f"{launch.base_url} does not answer: {answers[0]['error']}",
-                advice="is the server running, and the address right?",
-            )
-        )
     found = {}
     for path, answer in zip(engine.IDENTITY, answers, strict=True):
         if answer.get("status") == 200:
-            try:
+            with contextlib.suppress(ValueError):
                 found[path] = json.loads(answer["body"])
-            except ValueError:
-                continue
-    if not found:
-        seen = ", ".join(
-            f"{p}: {a.get('status') or a.get('error')}" for p, a in zip(engine.IDENTITY, answers, strict=True)
+    return found, dict(zip(engine.IDENTITY, answers, strict=True))
+
+
+def _identify(up: Up, supervisor: Supervisor, headers: Mapping[str, str] | None) -> None:
+    """Asks who answers, and compares with what was started."""
+    launch, engine = up.launch, up.engine
+    found, answers = who_answers(launch, engine, supervisor, headers)
+    errors = [answer["error"] for answer in answers.values() if "error" in answer]
+    if len(errors) == len(answers):
+        raise StartFailed(
+            Failure(
+                "unreachable",
+                f"{launch.base_url} does not answer: {errors[0]}",
+                advice="is the server running, and the address right?",
+            )
         )
+    if not found:
+        seen = ", ".join(f"{path}: {answer.get('status') or answer.get('error')}" for path, answer in answers.items())
         raise StartFailed(Failure("wrong_identity", f"{launch.base_url} does not say who it is ({seen})"))
     up.identity = engine.identity(found)
     wanted = {launch.model, str(launch.server.flags.get("served-model-name")), str(launch.server.flags.get("alias"))}

@@ -18,7 +18,9 @@ from typing import Any
 from gpuctl import hosts, plugins, together
 from gpuctl.cells import Cell
 from gpuctl.config import Inventory
-from gpuctl.engines import Launch, environment
+from gpuctl.engines import Identity, Launch, environment, program
+from gpuctl.serving import bearer, key_of, who_answers
+from gpuctl.supervision import SupervisionError, Supervisor
 from gpuctl.transport import AGENTS, Transport, TransportError, agent
 
 
@@ -84,10 +86,12 @@ def launch_of(inventory: Inventory, name: str, target: Target) -> Launch:
 def ask_survey(target: Target, launches: Mapping[str, Launch], inventory: Inventory) -> dict[str, Any]:
     """Models, packages and machine as they are now, in one round trip.
 
-    "others": the same of each further machine that one of the servers runs on.
+    "others": the same of each further machine that one of the servers runs on; "served": what servers of somebody else
+    say of themselves. Raises SurveyError, NoKey, TransportError.
     """
     answer = _survey_of(target, launches)
     answer["others"] = {}
+    answer["served"] = {name: _served(target, launch) for name, launch in launches.items() if launch.server.url}
     names = {node for launch in launches.values() for node in launch.server.nodes[1:]}
     if names:
         machines = hosts.load(inventory.folder)
@@ -97,16 +101,24 @@ def ask_survey(target: Target, launches: Mapping[str, Launch], inventory: Invent
     return answer
 
 
+def _served(target: Target, launch: Launch) -> Identity:
+    """What a server of somebody else serves now; nothing known where it does not answer."""
+    engine = plugins.get("engines", launch.server.engine)
+    supervisor = Supervisor(target.transport, python=target.agent_python)
+    try:
+        found, _ = who_answers(launch, engine, supervisor, bearer(key_of(launch.server)))
+    except SupervisionError as error:
+        raise SurveyError(str(error)) from None
+    identity: Identity = engine.identity(found)
+    return identity
+
+
 def _survey_of(target: Target, launches: Mapping[str, Launch]) -> dict[str, Any]:
     models = sorted({path for launch in launches.values() for path in (launch.model, launch.draft) if path})
-    pythons: dict[str, set[str]] = {}
-    for launch in launches.values():
-        engine = plugins.get("engines", launch.server.engine)
-        words = engine.argv(launch)
-        if words and engine.VERSIONS:
-            python = words[0] if "python" in Path(words[0]).name else str(Path(words[0]).with_name("python3"))
-            pythons.setdefault(python, set()).update(engine.VERSIONS)
-    job = {"models": models, "pythons": {python: sorted(names) for python, names in pythons.items()}}
+    programs = [
+        one for launch in launches.values() if (one := _program(launch, plugins.get("engines", launch.server.engine)))
+    ]
+    job = {"models": models, "programs": programs}
     command, stdin = agent("survey", job, python=target.agent_python)
     done = target.transport.run(command, stdin=stdin, timeout=300)
     if done.rc < 0:
@@ -116,7 +128,15 @@ def _survey_of(target: Target, launches: Mapping[str, Launch]) -> dict[str, Any]
     except ValueError:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
         raise SurveyError(f"{target.name}: {said[-1] if said else f'exit status {done.rc}'}") from None
+    answer["programs"] = list(zip(programs, answer["programs"], strict=True))
     return answer
+
+
+def _program(launch: Launch, engine: ModuleType) -> dict[str, Any] | None:
+    """What the survey is asked of a server's program; None where the server is somebody else's."""
+    words = program(launch, getattr(engine, "PROGRAM", ()))
+    path = environment(engine, launch).get("PATH")
+    return {"words": list(words), "path": path, "packages": sorted(engine.VERSIONS)} if words else None
 
 
 def fingerprint(cell: Cell, launch: Launch, engine: ModuleType, survey: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,6 +154,7 @@ def intended(cell: Cell, launch: Launch, engine: ModuleType) -> dict[str, Any]:
     return {
         "argv": list(engine.argv(launch)) or [launch.server.url],
         "environment": environment(engine, launch),
+        **{key: value for key in ("numa", "cpus", "user") if (value := getattr(launch.server, key)) is not None},
         "workload": cell.definition(),
         "load_agent": LOAD_VERSION,
     }
@@ -145,17 +166,19 @@ def _of_machine(launch: Launch, engine: ModuleType, survey: Mapping[str, Any]) -
     machine = {key: value for key, value in survey["machine"].items() if key not in of_a_boot}
     # by their place on the bus, so that a difference names the card
     machine["gpus"] = {gpu["pci"]: {k: v for k, v in gpu.items() if k != "pci"} for gpu in machine.get("gpus", ())}
+    model, versions = survey["models"].get(launch.model or "", {}).get("id"), _versions(launch, engine, survey)
+    if launch.server.url:  # nobody tells of its files: it says what it is
+        served = survey["served"][launch.name]
+        model = served.model_path or ", ".join(served.models) or None
+        versions = {"version": served.version, "context": served.context}
     return {
-        "model": survey["models"].get(launch.model or "", {}).get("id"),
+        "model": model,
         "draft": survey["models"].get(launch.draft or "", {}).get("id"),
-        "engine": {"name": launch.server.engine, **_versions(launch, engine, survey)},
+        "engine": {"name": launch.server.engine, **versions},
         "machine": machine,
     }
 
 
-def _versions(launch: Launch, engine: ModuleType, survey: Mapping[str, Any]) -> Mapping[str, str]:
-    words = engine.argv(launch)
-    for python, found in survey["pythons"].items():
-        if words and Path(python).parent == Path(words[0]).parent:
-            return {name: version for name, version in found.items() if name in (*engine.VERSIONS, "python", "error")}
-    return {}
+def _versions(launch: Launch, engine: ModuleType, survey: Mapping[str, Any]) -> Mapping[str, Any]:
+    wanted = _program(launch, engine)
+    return next((found for asked, found in survey["programs"] if asked == wanted), {})

@@ -37,6 +37,7 @@ class Request:
 class Server:
     port: int
     requests: list[Request] = field(default_factory=list)  # those for completions
+    models: bytes = MODELS  # what a GET is answered with
 
     @property
     def url(self) -> str:
@@ -142,7 +143,7 @@ def serving(answer: Callable[[Request], Iterable[Step]], tls: ssl.SSLContext | N
                 sock = stack.enter_context(tls.wrap_socket(sock, server_side=True))
             while (request := _read(sock, held, number)) is not None:
                 if request.method == "GET":
-                    steps: Iterable[Step] = plain("200 OK", MODELS)
+                    steps: Iterable[Step] = plain("200 OK", server.models)
                 else:
                     server.requests.append(request)
                     steps = answer(request)

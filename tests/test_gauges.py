@@ -128,6 +128,11 @@ def test_readings_come_over_the_channel_and_belong_to_the_time_of_the_requests()
         assert gauges.during([{"t_request": 6.0, "t_chunks": None, "error": {"kind": "timeout"}}]) == {}
 
 
+def test_of_a_server_over_several_machines_the_head_alone_tells_nothing():
+    with Gauges(Machine(told()), whole=False) as gauges:
+        assert gauges.during([{"t_request": 6.0, "t_chunks": [6.5, 14.0]}]) == {}
+
+
 @pytest.mark.parametrize(("after", "held"), [(GIB // 4, {}), (50 * GIB, {0: 50 * GIB - GIB // 4})])
 def test_the_memory_of_a_stopped_server_is_waited_for_and_what_stays_is_told(after, held):
     readings = told()

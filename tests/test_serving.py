@@ -79,7 +79,7 @@ def test_a_server_that_answers_is_up_and_its_identity_known(supervisor, tmp_path
 
 def test_a_server_that_dies_of_its_first_request_died_and_did_not_answer_wrongly(supervisor, tmp_path):
     dying = "print('kernel image is not available', flush=True); os._exit(3)"
-    with pytest.raises(StartFailed, match="s died of the first thing it was asked.*exit status 3") as error:
+    with pytest.raises(StartFailed, match=r"s died of the first thing it was asked.*exit status 3") as error:
         brought_up(supervisor, tmp_path, dying)
     failure = error.value.failure
     assert (failure.kind, failure.exit_status) == ("start_failed", 3)

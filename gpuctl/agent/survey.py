@@ -1,7 +1,11 @@
 """What a result depends on and a server cannot tell: which model files lie there, which packages are installed.
 
-Job (JSON on stdin): {"models": [path...], "pythons": {executable: [package...]}, "commands": [[argv...]...]}
-Answer (one JSON line): {"models": {path: {...}}, "pythons": {executable: {package: version}}, "machine": {...}}
+Job (JSON on stdin): {"models": [path...], "programs": [{"words": [word...], "path": its PATH, "packages": [name...]}]}
+Answer (one JSON line): {"models": {path: {...}}, "programs": [{package: version, ...}...], "machine": {...}}
+
+A program is the words that start an engine, wrappers like numactl included. One of Python is named by the versions of
+its packages: of the Python among the words, or of the one that a script's first line names. Another one is named by the
+digest of its file and of the libraries that came with it.
 
 A model is named by its files: size, and for each a digest, from the best source that is cheap: the name of the blob a
 Hugging Face cache links to (it is the SHA-256 of a weight file), the MANIFEST.json of a staged copy, the SHA-256 of a
@@ -14,6 +18,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -38,6 +43,14 @@ def digest(path, size):
     return "sampled:" + summary.hexdigest()[:32]
 
 
+def parts(path):
+    """The files that are loaded with this one: all parts of a model that llama.cpp has split; [""]: it alone."""
+    split = re.fullmatch(r"(.*)-\d{5}-of-(\d{5})\.gguf", os.path.basename(path))
+    if not split:
+        return [""]
+    return ["%s-%05d-of-%s.gguf" % (split[1], n, split[2]) for n in range(1, int(split[2]) + 1)]
+
+
 def model(path):
     path = os.path.expanduser(path)
     try:
@@ -49,7 +62,8 @@ def model(path):
                 known = {}
             names = sorted(n for n in os.listdir(path) if WEIGHTS.search(n) and n != "MANIFEST.json")
         else:
-            known, names = {}, [""]
+            known, names = {}, parts(path)
+            path = os.path.dirname(path) if len(names) > 1 else path
         files, total = [], 0
         for name in names:
             full = os.path.join(path, name) if name else path
@@ -80,14 +94,52 @@ print(json.dumps(found))
 """
 
 
-def packages(python, names):
+WRAPPERS = {"numactl", "taskset", "nice", "ionice", "chrt", "env", "stdbuf", "setsid", "nohup", "time", "timeout"}
+
+
+def program(words, path, packages):
+    """What that program is: versions of packages, or {"binary": digest}; {"error"} where it cannot be found."""
     try:
-        done = subprocess.run(
-            [os.path.expanduser(python), "-c", _ASK, *names], stdin=subprocess.DEVNULL, capture_output=True, timeout=60
-        )
-        return json.loads(done.stdout)
+        for word in words:
+            name = os.path.basename(word)
+            found = (
+                None if word.startswith("-") or name in WRAPPERS else shutil.which(os.path.expanduser(word), path=path)
+            )
+            if not found:
+                continue
+            python = found if name.startswith("python") else interpreter(found)
+            if python:
+                return versions(shutil.which(python, path=path) or python, packages)
+            return {"binary": binary(found)}
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        return {"error": "%s: %s" % (python, error)}
+        return {"error": "%s: %s" % (words[0], error)}
+    return {"error": "%s: not found" % words[0]}
+
+
+def interpreter(path):
+    """The Python that a script names in its first line, or, where that would be too long a line, in its second."""
+    with open(path, "rb") as file:
+        if file.read(2) != b"#!":
+            return None
+        head = b"".join(file.readline(4096) for _ in range(2)).decode("utf-8", "replace")
+    found = re.search(r"(/[^\s\"']*/python[\d.]*)(?=[\s\"'])|\benv (?:-S )?(python[\d.]*)", head)
+    return found and (found[1] or found[2])
+
+
+def binary(path):
+    """Digest of a program's file and of the libraries beside it, or beside it in ../lib where they are the engine's."""
+    real = os.path.realpath(path)
+    here = os.path.dirname(real)
+    libraries = glob.glob(os.path.join(here, "lib*.so*"))
+    libraries += [path for kind in ("llama", "ggml", "mtmd") for path in glob.glob(here + "/../lib/lib%s*.so*" % kind)]
+    files = [real, *sorted({os.path.realpath(library) for library in libraries})]
+    told = [[os.path.basename(file), digest(file, os.stat(file).st_size)] for file in files]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+
+
+def versions(python, names):
+    done = subprocess.run([python, "-c", _ASK, *names], stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+    return json.loads(done.stdout)
 
 
 def read(path):
@@ -156,7 +208,7 @@ def main():
     job = json.loads(sys.stdin.buffer.readline())
     answer = {
         "models": {path: model(path) for path in job.get("models", [])},
-        "pythons": {python: packages(python, names) for python, names in job.get("pythons", {}).items()},
+        "programs": [program(one["words"], one["path"], one["packages"]) for one in job.get("programs", [])],
         "machine": machine(),
     }
     print(json.dumps(answer))

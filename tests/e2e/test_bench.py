@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -215,6 +216,17 @@ def test_a_server_that_does_not_start_is_a_failure_with_its_last_words(desk):
         assert record["state"] == "failed"
         assert record["failure"]["kind"] == "start_failed"
         assert record["failure"]["exit_status"] == 1
+
+
+def test_a_server_that_cannot_be_bound_as_asked_is_not_measured_unbound(desk):
+    if Path("/run/systemd/system").is_dir() and os.geteuid() == 0:
+        pytest.skip("here it would be a unit, and bound")
+    servers = (desk.inventory / "servers.yml").read_text()
+    desk.write("servers", servers.replace("plain: {use: tiny}", "plain: {use: tiny, cpus: '0'}"))
+    code, out, _ = desk.gpuctl("bench", "p", "--only", "plain/decode/fib-24")
+    assert code == 1
+    assert "cpus: only units of systemd are bound" in out
+    assert desk.records()["p/plain/decode/fib-24"]["metrics"] == {}
 
 
 def test_failed_cells_are_kept_until_asked_for(desk):
