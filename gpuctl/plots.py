@@ -7,9 +7,10 @@ in lightness, in marker and dash or hatch; intervals are drawn; axes say their u
 from __future__ import annotations
 
 import io
+import math
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ from gpuctl.document.blocks import Figure, Point, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
+    from matplotlib.transforms import Transform
 
 
 class CannotDraw(RuntimeError):
@@ -36,11 +39,18 @@ DASHES: tuple[Any, ...] = (
     (0, (8, 2)),
     (0, (1, 2)),
 )
+_BOX = (1, 2, 2, 2, 79)  # matplotlib's codes of a closed path: MOVETO, LINETO, CLOSEPOLY
 HATCHES = ("", "///", "\\\\\\", "xxx", "---", "|||", "+++")
 LEGEND_COLUMNS = 4
+_LONG_NAME = 16  # characters: longer ones have two columns in the legend, not four
 INK = "#1b1f24"  # text and frame
 FAINT = "#d0d3d8"  # grid
 PAPER = "#ffffff"
+
+_WIDTH, _HEIGHT = 6.6, 3.3  # inches
+# Of the drawing: where the axes begin and end, and how high a row of the legend is. Nothing is measured to be placed:
+# that every text is laid out several times for it is half of what matplotlib takes its time for.
+_LEFT, _RIGHT, _LEGEND_ROW = 0.115, 0.985, 0.062
 
 _STYLE: Any = {
     "svg.fonttype": "none",  # text stays text: it can be searched, read aloud and restyled
@@ -87,22 +97,22 @@ def svg(figure: Figure) -> Drawing:
 
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": figure.id}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")  # the reader's font may well have it
-        width, height = 6.6, 3.3
-        canvas = Canvas(figsize=(width, height))
-        FigureCanvasSVG(canvas)
-        axes = canvas.subplots()
-        rows = -(-len(figure.series) // LEGEND_COLUMNS)
-        canvas.subplots_adjust(
-            left=0.115, right=0.985, bottom=0.16 if str(figure.x) else 0.09, top=0.985 - 0.062 * rows
-        )
-        {"bars": _bars, "lines": _lines, "path": _path}[figure.kind](axes, figure)
+        names = [_name(series) for series in figure.series]
+        columns = LEGEND_COLUMNS if max(map(len, names)) <= _LONG_NAME else LEGEND_COLUMNS // 2
+        bottom = 0.3 if _slanted(figure) else 0.16 if str(figure.x) else 0.09
+        top = 0.97 - _LEGEND_ROW * -(-len(names) // columns)
+        canvas = Canvas(figsize=(_WIDTH, _HEIGHT), dpi=72, facecolor="none")
+        left = _LEFT if figure.kind != "timeline" else 0.3 if any(len(r) > 8 for r in _rows(figure)) else 0.13
+        axes = canvas.add_axes((left, bottom, _RIGHT - left, top - bottom))
+        {"bars": _bars, "lines": _lines, "path": _path, "timeline": _timeline}[figure.kind](axes, figure)
         _frame(axes, figure)
+        _legend(canvas, figure.kind, names, columns)
         out = io.StringIO()
-        canvas.savefig(
-            out, format="svg", facecolor="none", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
-        )
+        metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
+        FigureCanvasSVG(canvas)
+        canvas.savefig(out, format="svg", facecolor="none", metadata=metadata)
     text = re.sub(r"(\d\.\d\d)\d+", r"\1", out.getvalue())  # a hundredth of a point is finer than any eye
-    return Drawing(text[text.index("<svg") :], width * 72, height * 72)
+    return Drawing(text[text.index("<svg") :], _WIDTH * 72, _HEIGHT * 72)
 
 
 def standalone(drawing: Drawing) -> bytes:
@@ -135,45 +145,52 @@ def inline(drawing: Drawing, id: str, title: str, colours: Mapping[str, str]) ->
     )
 
 
-# Few artists a figure, each for many points: a bar or an error bar of its own would take ten times as long to draw.
+# Few artists a figure, each for many points: what matplotlib takes its time for is artists, not points.
 
 
 def _bars(axes: Axes, figure: Figure) -> None:
-    from matplotlib.collections import PolyCollection
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
 
     categories = list(dict.fromkeys(str(p.x) for s in figure.series for p in s.points))
     place = {name: i for i, name in enumerate(categories)}
     width = 0.82 / len(figure.series)
     half = width * 0.46
-    drawn: list[tuple[float, Point, str]] = []
+    drawn: list[tuple[float, Point]] = []
     for i, series in enumerate(figure.series):
         offset = (i - (len(figure.series) - 1) / 2) * width
         xs = [place[str(p.x)] + offset for p in series.points]
         boxes = [
-            ((x - half, 0.0), (x - half, p.y), (x + half, p.y), (x + half, 0.0))
+            Path([(x - half, 0.0), (x - half, p.y), (x + half, p.y), (x + half, 0.0), (x - half, 0.0)], _BOX)
             for x, p in zip(xs, series.points, strict=True)
         ]
         style: Any = {"facecolor": COLOURS[i], "hatch": HATCHES[i], "edgecolor": PAPER, "linewidth": 0.5, "zorder": 2}
-        axes.add_collection(PolyCollection(boxes, **style))
-        drawn += [(x, p, INK) for x, p in zip(xs, series.points, strict=True)]
-    _errors(axes, drawn)
+        axes.add_patch(PathPatch(Path.make_compound_path(*boxes), **style))
+        drawn += zip(xs, series.points, strict=True)
+    _errors(axes, drawn, INK)
     axes.set_xlim(-0.6, len(categories) - 0.4)
     axes.set_xticks(range(len(categories)), [_short(name) for name in categories])
-    axes.tick_params(axis="x", length=0)
-    if len(categories) > 6 or max(map(len, categories)) > 14:
+    axes.tick_params(axis="x", bottom=False)
+    if _slanted(figure):
         for tick in axes.get_xticklabels():
             tick.set(rotation=30, horizontalalignment="right", rotation_mode="anchor")
-        axes.figure.subplots_adjust(bottom=0.3)
+
+
+def _slanted(figure: Figure) -> bool:
+    """Whether the names below the bars are too many or too long to stand side by side."""
+    if figure.kind != "bars":
+        return False
+    categories = dict.fromkeys(str(p.x) for s in figure.series for p in s.points)
+    return len(categories) > 6 or max(map(len, categories)) > 14
 
 
 def _lines(axes: Axes, figure: Figure) -> None:
-    _curves(axes, figure)
     seen = sorted({float(p.x) for s in figure.series for p in s.points})
     if figure.x.doubling and seen[0] > 0:
-        axes.set_xscale("log", base=2)
-        axes.minorticks_off()
-        axes.set_xticks(seen, [f"{x:g}" for x in seen])
+        _curves(axes, figure, math.log2)
+        axes.set_xticks([math.log2(x) for x in seen], [f"{x:g}" for x in seen])
     else:
+        _curves(axes, figure)
         axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}".replace(",", "\u2009"))
 
 
@@ -186,63 +203,108 @@ def _path(axes: Axes, figure: Figure) -> None:
             axes.annotate(p.label, (float(p.x), p.y), textcoords="offset points", fontsize=7, zorder=5, **way)
 
 
-def _curves(axes: Axes, figure: Figure) -> None:
-    drawn: list[tuple[float, Point, str]] = []
+def _rows(figure: Figure) -> list[str]:
+    """The rows of a timeline, from above."""
+    return list(dict.fromkeys(p.label for s in figure.series for p in s.points))
+
+
+def _timeline(axes: Axes, figure: Figure) -> None:
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    rows = _rows(figure)
     for i, series in enumerate(figure.series):
+        boxes = [
+            Path([(x, y - 0.32), (x, y + 0.32), (x + p.y, y + 0.32), (x + p.y, y - 0.32), (x, y - 0.32)], _BOX)
+            for p in series.points
+            for x, y in [(float(p.x), rows.index(p.label))]
+        ]
+        path = Path.make_compound_path(*boxes)
+        axes.add_patch(PathPatch(path, facecolor=COLOURS[i], hatch=HATCHES[i], edgecolor=PAPER, linewidth=0, zorder=2))
+        # An edge of its colour as well: what lasted a moment is seen.
+        axes.add_patch(PathPatch(path, fill=False, edgecolor=COLOURS[i], linewidth=1, zorder=3))
+    axes.set_yticks(range(len(rows)), [_short(row) for row in rows])
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+
+
+def _curves(axes: Axes, figure: Figure, place: Callable[[float], float] = float) -> None:
+    from matplotlib.lines import Line2D
+
+    for i, series in enumerate(figure.series):
+        points = [(place(float(p.x)), p) for p in series.points]
         style: Any = {"linestyle": DASHES[i], "marker": MARKERS[i], "color": COLOURS[i], "markersize": 5, "zorder": 3}
-        axes.plot([float(p.x) for p in series.points], [p.y for p in series.points], linewidth=1.6, **style)
-        hollow = [p for p in series.points if p.hollow]
+        axes.add_line(Line2D([x for x, _ in points], [p.y for _, p in points], linewidth=1.6, **style))
+        hollow = [(x, p) for x, p in points if p.hollow]
         if hollow:
             style |= {"linestyle": "none", "markerfacecolor": PAPER, "zorder": 4}
-            axes.plot([float(p.x) for p in hollow], [p.y for p in hollow], **style)
-        drawn += [(float(p.x), p, COLOURS[i]) for p in series.points]
-    _errors(axes, drawn)
+            axes.add_line(Line2D([x for x, _ in hollow], [p.y for _, p in hollow], **style))
+        _errors(axes, points, COLOURS[i])
 
 
-def _errors(axes: Axes, drawn: Sequence[tuple[float, Point, str]]) -> None:
-    """The 95 % intervals, as lines that end in caps."""
-    known = [(x, p.low, p.high, colour) for x, p, colour in drawn if p.low is not None and p.high is not None]
+def _errors(axes: Axes, drawn: Sequence[tuple[float, Point]], colour: str) -> None:
+    """The 95 % intervals of one colour, as lines that end in caps: one line, interrupted after each interval."""
+    from matplotlib.lines import Line2D
+
+    known = [(x, p.low, p.high) for x, p in drawn if p.low is not None and p.high is not None]
     if known:
-        where, lows, highs, colours = (list(column) for column in zip(*known, strict=True))
-        axes.vlines(where, lows, highs, colours, linewidth=0.9, zorder=4)
-        axes.scatter(where + where, lows + highs, c=colours + colours, marker="_", s=16, linewidths=0.9, zorder=4)
+        nothing = float("nan")
+        xs = [x for where, _, _ in known for x in (where, where, nothing)]
+        ys = [y for _, low, high in known for y in (low, high, nothing)]
+        style: Any = {"linestyle": "-", "linewidth": 0.9, "marker": "_", "markersize": 4, "markeredgewidth": 0.9}
+        axes.add_line(Line2D(xs, ys, color=colour, zorder=4, **style))
 
 
 def _frame(axes: Axes, figure: Figure) -> None:
-    axes.autoscale_view()
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel(str(figure.y))
+    if figure.kind == "timeline":
+        axes.set_xlim(0, max(float(p.x) + p.y for s in figure.series for p in s.points) * 1.02 or 1)
+        axes.grid(axis="x", color=FAINT, linewidth=0.6, zorder=0)
+    else:
+        axes.autoscale_view()
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel(str(figure.y))
+        axes.yaxis.set_label_coords(0.03, 0.5, transform=_beside(axes))
+        axes.locator_params(axis="y", nbins=5)
+        axes.yaxis.set_major_formatter(lambda y, _: f"{y:,.10g}".replace(",", "\u2009"))
+        axes.grid(axis="y", color=FAINT, linewidth=0.6, zorder=0)
     if str(figure.x):
         axes.set_xlabel(str(figure.x))
-    axes.locator_params(axis="y", nbins=5)
-    axes.yaxis.set_major_formatter(lambda y, _: f"{y:,.10g}".replace(",", "\u2009"))
-    axes.grid(axis="y", color=FAINT, linewidth=0.6, zorder=0)
+        axes.xaxis.set_label_coords(0.5, 0.06, transform=_below(axes))
+    axes.tick_params(axis="y", left=False)  # the grid says where
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    handles = [_key(figure.kind, i) for i in range(len(figure.series))]
-    axes.figure.legend(
-        handles,
-        [_name(series) for series in figure.series],
-        loc="upper left",
-        borderaxespad=0.2,
-        ncols=min(len(handles), LEGEND_COLUMNS),
-        frameon=False,
-        fontsize=8,
-        handlelength=2.6,
-        handleheight=1.1,
-        columnspacing=1.4,
-    )
 
 
-def _key(kind: str, i: int) -> Any:
-    """The sample beside a name in the legend: line and marker, or a hatched box."""
+def _beside(axes: Axes) -> Transform:
+    """Across in shares of the drawing, up in shares of the axes."""
+    from matplotlib.transforms import blended_transform_factory
+
+    return blended_transform_factory(axes.figure.transFigure, axes.transAxes)
+
+
+def _below(axes: Axes) -> Transform:
+    """Across in shares of the axes, up in shares of the drawing."""
+    from matplotlib.transforms import blended_transform_factory
+
+    return blended_transform_factory(axes.transAxes, axes.figure.transFigure)
+
+
+def _legend(canvas: Canvas, kind: str, names: Sequence[str], columns: int) -> None:
+    """Sample and name of each series above the axes, row by row."""
     from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
+    from matplotlib.patches import Rectangle
 
-    if kind == "bars":
-        return Patch(facecolor=COLOURS[i], hatch=HATCHES[i], edgecolor=PAPER, linewidth=0.5)
-    return Line2D([], [], linestyle=DASHES[i], color=COLOURS[i], marker=MARKERS[i], markersize=5, linewidth=1.6)
+    for i, name in enumerate(names):
+        row, column = divmod(i, columns)
+        x, y = 0.02 + 0.97 * column / columns, 0.962 - _LEGEND_ROW * row
+        style: Any
+        if kind in ("bars", "timeline"):
+            style = {"facecolor": COLOURS[i], "hatch": HATCHES[i], "edgecolor": PAPER, "linewidth": 0.5}
+            canvas.add_artist(Rectangle((x, y - 0.018), 0.042, 0.036, **style))
+        else:
+            style = {"linestyle": DASHES[i], "color": COLOURS[i], "marker": MARKERS[i], "markersize": 5}
+            canvas.add_artist(Line2D((x, x + 0.021, x + 0.042), (y, y, y), linewidth=1.6, markevery=(1, 9), **style))
+        canvas.text(x + 0.052, y, name, fontsize=8, verticalalignment="center_baseline")
 
 
 def _name(series: Series) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -230,18 +231,17 @@ def _cells(folder: Path, left_out: list[LeftOut]) -> list[Record]:
     cells = folder / "cells"
     if not cells.is_dir():
         return []
-    for file in sorted(cells.rglob("*")):
-        name = file.relative_to(folder).as_posix()
-        if file.is_dir() and not file.is_symlink():
-            continue
-        if file.suffix != ".json":
+    for entry in sorted(_files(folder, cells, left_out), key=lambda entry: entry.path.split("/")):
+        name = f"cells{entry.path[len(str(cells)) :]}"
+        if not entry.name.endswith(".json"):
+            file = Path(entry.path)
             if _beside_a_cell(file):
                 continue  # the raw stamps of a cell
             half = file.name.startswith(".") or file.suffix in (".tmp", ".part", ".partial")
             left_out.append(LeftOut(name, "is half-written" if half else "is no cell"))
             continue
         try:
-            record = _record(file)
+            record = _record(entry)
         except (OSError, ValueError, RecursionError) as error:
             left_out.append(LeftOut(name, _why(error)))
             continue
@@ -265,12 +265,26 @@ def _beside_a_cell(file: Path) -> bool:
     return False
 
 
-def _record(file: Path) -> Record:
+def _files(run: Path, folder: Path, left_out: list[LeftOut]) -> Iterator[os.DirEntry[str]]:
+    """Everything below a folder that is no folder. One that cannot be looked into is left out."""
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    yield from _files(run, Path(entry.path), left_out)
+                else:
+                    yield entry
+    except OSError as error:
+        left_out.append(LeftOut(folder.relative_to(run).as_posix(), _why(error)))
+
+
+def _record(file: os.DirEntry[str]) -> Record:
     if not file.is_file():
         raise ValueError("is no regular file")
-    if file.stat().st_size > LARGEST_CELL_BYTES:
-        raise ValueError(f"is larger than {LARGEST_CELL_BYTES >> 20} MiB")
-    data = file.read_bytes()
+    with Path(file.path).open("rb", buffering=0) as opened:
+        if os.fstat(opened.fileno()).st_size > LARGEST_CELL_BYTES:
+            raise ValueError(f"is larger than {LARGEST_CELL_BYTES >> 20} MiB")
+        data = opened.readall()
     if not data.strip():
         raise ValueError("is empty")
     record = from_json(json.loads(data))
@@ -304,12 +318,17 @@ def _sound(record: Record) -> None:
     if record.state is State.FAILED and record.failure is None:
         raise NotARecord("says failed and gives no cause")
     for name, e in record.metrics.items():
-        numbers = [value for value in (e.mean, e.sd, e.ci95) if value is not None]
-        sound = all(isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in numbers)
-        if not sound or e.mean is None or not isinstance(e.n, int) or e.n < 1 or not isinstance(e.unit, str):
+        if not (_is_number(e.mean) and isinstance(e.n, int) and e.n >= 1 and isinstance(e.unit, str)):
             raise NotARecord(f"{name} is not a number")
-        if any(v is not None and v < 0 for v in (e.sd, e.ci95)):
-            raise NotARecord(f"{name} has a negative spread")
+        for spread in (e.sd, e.ci95):
+            if spread is not None and not _is_number(spread):
+                raise NotARecord(f"{name} is not a number")
+            if spread is not None and spread < 0:
+                raise NotARecord(f"{name} has a negative spread")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _why(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 
 import pytest
@@ -208,3 +209,17 @@ def test_secrets_in_argv_and_environment_are_not_published(tmp_path):
         text = render(run, format)
         for secret in (b"sk-1", b"hf-2", b"hf_secret"):
             assert secret not in text, format
+
+
+def test_a_folder_that_cannot_be_looked_into_is_named(tmp_path, monkeypatch):
+    scan = os.scandir
+
+    def refused(path):
+        if str(path).endswith("locked"):
+            raise PermissionError(13, "Permission denied")
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refused)  # root may look into every folder
+    run = damaged(tmp_path, "cells/locked/x.json", b"{}")
+    assert [(left.path, left.why) for left in run.left_out] == [("cells/locked", "cannot be read: Permission denied")]
+    assert len(run.records) == 1

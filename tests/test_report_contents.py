@@ -93,10 +93,36 @@ def test_every_number_of_a_figure_is_in_its_table(tmp_path):
     figures = [block for block in blocks if isinstance(block, Figure)]
     assert len(figures) > 15
     for figure in figures:
+        if figure.kind == "timeline":  # its numbers are moments: the next test
+            continue
         texts = {cell.text.partition(" ")[0] for cells in by_id[figure.table].rows for cell in cells}
         for series in figure.series:
             for point in series.points:
                 assert f"{point.y:.1f}" in texts, (figure.id, series.name, point)
+
+
+def test_the_timeline_draws_what_its_tables_say(tmp_path):
+    blocks = list(report(load_run(runfolders.example(tmp_path / "run"))).document.walk())
+    (figure,) = (b for b in blocks if isinstance(b, Figure) and b.kind == "timeline")
+    said = {b.id: [c.below for row in b.rows for c in row] for b in blocks if isinstance(b, Table)}
+    drawn = {series.name: series.points for series in figure.series}
+    assert [p.label for p in drawn["stopped or away"]] == ["no. 1", "no. 2"]
+    assert [p.label for p in drawn["healed"]] == ["no. 2"]
+    for point in drawn["measured"]:
+        assert {f"after {point.x:.1f} min", f"after {point.x + point.y:.1f} min"} <= set(said["stretches"])
+    for point in drawn["stopped or away"]:
+        assert f"after {point.x:.1f} min" in said[figure.table]
+    # a stretch ends where the run was interrupted
+    for stop in drawn["stopped or away"]:
+        assert not [p for p in drawn["measured"] if p.x < stop.x < p.x + p.y]
+
+
+def test_without_an_interruption_there_is_no_timeline(tmp_path):
+    f = folder(tmp_path, ["tp1-a"])
+    f.event("run_started")
+    decode(f, "tp1-a", 100.0)
+    f.event("run_finished")
+    assert not {"interruptions", "stretches"} & set(tables(load_run(f.close())))
 
 
 def test_a_roofline_that_is_exceeded_or_far_away_is_marked(tmp_path):

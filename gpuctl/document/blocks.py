@@ -39,7 +39,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Point:
-    """`x` is a number, or the name of a category. `low` and `high`: the 95 % interval, where there is one."""
+    """`x` is a number, or the name of a category. `low` and `high`: the 95 % interval, where there is one.
+
+    In a timeline `x` is when, `y` how long, and `label` the row.
+    """
 
     x: float | str
     y: float
@@ -69,7 +72,9 @@ class Axis:
 class Figure:
     id: str
     caption: str
-    kind: str  # bars (x are categories) | lines | path (points in the order they were measured, each labelled)
+    kind: (
+        str  # bars (x are categories) | lines | path (points in the order they were measured, each labelled) | timeline
+    )
     x: Axis
     y: Axis
     series: tuple[Series, ...]

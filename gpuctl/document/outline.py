@@ -9,14 +9,18 @@ from dataclasses import dataclass, field
 
 from gpuctl.document import differences, measured
 from gpuctl.document.blocks import (
+    Axis,
     Block,
     Cell,
     Column,
     Document,
+    Figure,
     Fold,
     Listing,
     Paragraph,
+    Point,
     Section,
+    Series,
     Table,
     with_unique_names,
 )
@@ -26,6 +30,7 @@ from gpuctl.document.wording import (
     group,
     label,
     mean,
+    minutes,
     number,
     plain,
     remedy,
@@ -416,19 +421,22 @@ def _failures(run: Run) -> Iterator[Block]:
 
 def _timeline(run: Run, stops: Sequence[Interruption]) -> Iterator[Block]:
     if stops:
+        begin = _beginning(run, stops)
         rows = []
-        for stop in stops:
+        for place, stop in enumerate(stops, 1):
             lasted = span(stop.start, stop.end) if stop.end else "–"
             rows.append(
                 (
-                    Cell(clock(stop.start)),
+                    Cell(str(place)),
+                    Cell(clock(stop.start), _after(begin, stop.start)),
                     Cell(plain(stop.what)),
-                    Cell(clock(stop.end) if stop.end else "not yet"),
+                    Cell(clock(stop.end) if stop.end else "not yet", f"back {clock(stop.back)}" if stop.back else ""),
                     Cell(lasted or "–"),
                     Cell(plain("; ".join(stop.healed)) or "–"),
                 )
             )
         columns = (
+            Column("No."),
             Column("When", text=True),
             Column("What", text=True),
             Column("Over", text=True),
@@ -436,11 +444,97 @@ def _timeline(run: Run, stops: Sequence[Interruption]) -> Iterator[Block]:
             Column("Healed by", text=True),
         )
         yield Table("interruptions", "Interruptions and recoveries", columns, tuple(rows))
+        stretches = _stretches(run, stops)
+        figure = _drawn_timeline(begin, stretches, stops)
+        if figure is not None:
+            yield figure
+        if stretches:
+            yield Fold("When each server was measured", (_stretch_table(begin, stretches),))
     events = shown(run.events)
     if events:
         two = (Column("When", text=True), Column("Event", text=True))
         rows_ = tuple((Cell(clock(event.get("t", ""))), Cell(plain(described(event)))) for event in events)
         yield Fold("All events", (Table("events", "Events", two, rows_),))
+
+
+def _beginning(run: Run, stops: Sequence[Interruption]) -> str:
+    """The earliest moment that anything is known of."""
+    times_ = [str(event.get("t", "")) for event in run.events] + [stop.start for stop in stops]
+    times_ += [record.started for record in run.records if record.cell.phase not in run.foreign]
+    return min((t for t in times_ if minutes(t, t) is not None), default="")
+
+
+def _after(begin: str, t: str) -> str:
+    passed = minutes(begin, t)
+    return "" if passed is None else f"after {passed:.1f} min"
+
+
+def _stretches(run: Run, stops: Sequence[Interruption]) -> list[list[Record]]:
+    """Measured cells of one server that follow one another; what was interrupted in between is two stretches."""
+    found: list[list[Record]] = []
+    own = [r for r in run.records if r.state in MEASURED and r.cell.phase not in run.foreign]
+    for record in sorted(own, key=lambda r: (r.started, r.cell)):
+        last = found[-1][-1] if found else None
+        same = last is not None and last.cell[:2] == record.cell[:2]
+        if last is not None and same and not any(last.ended <= stop.start <= record.started for stop in stops):
+            found[-1].append(record)
+        else:
+            found.append([record])
+    return found
+
+
+def _stretch_table(begin: str, stretches: Sequence[Sequence[Record]]) -> Table:
+    columns = (
+        Column("Phase", text=True),
+        Column("Server", text=True, code=True),
+        Column("From", text=True),
+        Column("To", text=True),
+        Column("Lasted"),
+        Column("Cells"),
+    )
+    rows = tuple(
+        (
+            Cell(plain(first.cell.phase)),
+            Cell(plain(first.cell.server)),
+            Cell(clock(first.started), _after(begin, first.started)),
+            Cell(clock(last.ended), _after(begin, last.ended)),
+            Cell(span(first.started, last.ended) or "–"),
+            Cell(str(len(records))),
+        )
+        for records in stretches
+        for first, last in [(records[0], records[-1])]
+    )
+    return Table("stretches", "When each server was measured", columns, rows)
+
+
+_MOST_ROWS = 8  # interruptions that have a row each; more share one
+
+
+def _drawn_timeline(begin: str, stretches: Sequence[Sequence[Record]], stops: Sequence[Interruption]) -> Figure | None:
+    """When each phase was measured, and below that each interruption by its number: away or stopped, then healed."""
+
+    def stretch(row: str, start: str, end: str) -> Iterator[Point]:
+        at, over = minutes(begin, start), minutes(begin, end)
+        if at is not None and over is not None and over >= at:
+            yield Point(at, over - at, label=plain(row))
+
+    row_of = {i: f"no. {i}" if len(stops) <= _MOST_ROWS else "interrupted" for i in range(1, len(stops) + 1)}
+    measured_ = [
+        p for records in stretches for p in stretch(records[0].cell.phase, records[0].started, records[-1].ended)
+    ]
+    gone = [
+        p
+        for i, stop in enumerate(stops, 1)
+        for p in stretch(row_of[i], stop.start, stop.back or stop.end or stop.start)
+    ]
+    healed = [p for i, stop in enumerate(stops, 1) if stop.back for p in stretch(row_of[i], stop.back, stop.end)]
+    named = (("measured", measured_), ("stopped or away", gone), ("healed", healed))
+    series = tuple(Series(name, tuple(points)) for name, points in named if points)
+    if len(series) < 2:
+        return None
+    caption = "When each phase was measured, and what interrupted it, by its number in the table"
+    axis = Axis("Time since the beginning", "min")
+    return Figure("fig-timeline", caption, "timeline", axis, Axis("What happened"), series, "interruptions")
 
 
 def _reproduce(run: Run) -> Iterator[Block]:

@@ -174,6 +174,14 @@ def span(start: str, end: str) -> str:
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def minutes(start: str, t: str) -> float | None:
+    """From one ISO 8601 time to another, in minutes; None where they are none."""
+    try:
+        return (datetime.fromisoformat(t) - datetime.fromisoformat(start)).total_seconds() / 60
+    except (ValueError, TypeError):
+        return None
+
+
 def clock(t: object) -> str:
     """`2026-11-30 04:00:09` out of an ISO 8601 time; what is none stays as it is."""
     text = plain(t)

@@ -257,7 +257,7 @@ def _figure(figure: Figure) -> Iterator[str]:
     yield r"\begin{gpuctlfigure}"
     yield f"% figure: {figure.id}"
     yield r"\begin{tikzpicture}"
-    yield from {"bars": _bars, "lines": _lines_of, "path": _path}[figure.kind](figure)
+    yield from {"bars": _bars, "lines": _lines_of, "path": _path, "timeline": _timeline}[figure.kind](figure)
     yield r"\end{axis}"
     yield r"\end{tikzpicture}"
     yield "% end of figure"
@@ -312,6 +312,24 @@ def _path(figure: Figure) -> Iterator[str]:
         for p in series.points:
             side = "below" if p.hollow else "above"  # at its capacity a server stays where it was: not one on another
             yield rf"\node[gpuctl {side}] at (axis cs:{float(p.x):.6g},{p.y:.6g}) {{{escape(p.label)}}};"
+
+
+def _timeline(figure: Figure) -> Iterator[str]:
+    rows = list(dict.fromkeys(p.label for series in figure.series for p in series.points))
+    ends = [float(p.x) + p.y for series in figure.series for p in series.points]
+    ticks = ",".join(str(i) for i in range(len(rows)))
+    labels = ",".join(f"{{{escape(_short(name))}}}" for name in rows)
+    style = ["ylabel={}", "y dir=reverse", f"ymin=-0.6, ymax={len(rows) - 0.4:.1f}", "ymajorgrids=false, xmajorgrids"]
+    style += [f"ytick={{{ticks}}}", f"yticklabels={{{labels}}}", "enlarge y limits=false", "area legend"]
+    yield _axis(figure, *style, "ytick style={draw=none}", f"xmin=0, xmax={max(ends) * 1.01:.6g}", "height=4.6cm")
+    for i, series in enumerate(figure.series):
+        hatch = rf",postaction={{pattern={_PATTERNS[i]},pattern color=white}}" if _PATTERNS[i] else ""
+        style_ = f"fill=gpuctl{i},draw=gpuctl{i},line width=.6pt{hatch}"
+        yield rf"\addlegendimage{{{style_}}}"
+        yield _legend(series.name)
+        for p in series.points:
+            x, y = float(p.x), rows.index(p.label)
+            yield rf"\path[{style_}] (axis cs:{x:.6g},{y - 0.3:.1f}) rectangle (axis cs:{x + p.y:.6g},{y + 0.3:.1f});"
 
 
 def _curves(figure: Figure) -> Iterator[str]:

@@ -9,12 +9,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Interruption:
-    """Something stopped the measuring. `end`: when it was over, empty when it was not, as far as events say."""
+    """Something stopped the measuring. `end`: when it was over, empty when it was not, as far as events say.
+
+    `back`: when a machine that went away was there again; what is between that and `end` is healing.
+    """
 
     what: str
     start: str
     end: str = ""
     healed: tuple[str, ...] = ()  # what was done about it, as the events say it
+    back: str = ""
 
 
 _ROUTINE = frozenset({"cell_started", "cell_done"})  # cells have their own tables
@@ -68,16 +72,16 @@ def interruptions(events: Sequence[Mapping[str, Any]]) -> list[Interruption]:
             later = events[i + 1 :]
             back = next((n for n, e in enumerate(later) if e.get("event") == "machine_back"), None)
             healed: list[str] = []
-            end = ""
+            end = there = ""
             if back is not None:
-                end = str(later[back].get("t", ""))
+                end = there = str(later[back].get("t", ""))
                 for e in later[back + 1 :]:
                     if e.get("event") == "healed":
                         healed.append(described(e))
                         end = str(e.get("t", ""))
                     elif e.get("event") not in ("machine_back",):
                         break
-            found.append(Interruption(described(event), t, end, tuple(healed)))
+            found.append(Interruption(described(event), t, end, tuple(healed), there))
         elif name == "server_died":
             over = next((e for e in events[i + 1 :] if e.get("event") in _OVER), None)
             found.append(Interruption(described(event), t, "" if over is None else str(over.get("t", ""))))

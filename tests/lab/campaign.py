@@ -1,9 +1,11 @@
 """The example campaign in the lab: inventory/kpro6 on a guest with the engine double, and its numbers beside the real ones.
 
-    GPUCTL_LAB=mine python -m tests.lab.campaign run FOLDER [--guest ct202] [--phase tp1 --phase tp4] [--shorter]
+    GPUCTL_LAB=mine python -m tests.lab.campaign run FOLDER [--guest ct202] [--phase tp1 --phase tp4] [--shorter] [--eventful]
     python -m tests.lab.campaign compare FOLDER/runs/NAME
 
 `--shorter` measures the long answers (1024 and 2048 tokens) with two of the five prompts; nothing else differs.
+`--eventful` is the campaign as it went: a server that cannot start, more requests than a server runs at once, and a reboot of
+the node under way, after which nvidia-uvm has another number.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +24,7 @@ from typing import Any
 
 import click
 
+from tests.lab.faults import boot, driver
 from tests.lab.lab import Lab
 
 ROOT = Path(__file__).parents[2]
@@ -97,7 +102,19 @@ def compared(of: Records) -> Iterator[tuple[Expected, float, bool]]:
             yield expected, value, expected.low <= value <= expected.high
 
 
-def prepare(lab: Lab, guest: str, folder: Path, *, phases: str | None = None, shorter: bool = False) -> Path:
+# The configuration that the campaign began with: eight requests on one GPU leave no state for any of them.
+STARVED = """
+  tp1-linear-r8:
+    use: [sglang, qwen, dflash]
+    title: DFlash, linear, eight requests at once
+    flags: {tp-size: 1, context-length: 32768, max-running-requests: 8}
+"""
+REBOOT_AFTER = "tp1/tp1-linear/decode/qsort-256"
+
+
+def prepare(
+    lab: Lab, guest: str, folder: Path, *, phases: str | None = None, shorter: bool = False, eventful: bool = False
+) -> Path:
     """The example inventory for a guest of the lab, with the lab's addresses; its folder."""
     inventory = folder / "inventory"
     shutil.copytree(EXAMPLE, inventory, dirs_exist_ok=True)
@@ -107,8 +124,21 @@ def prepare(lab: Lab, guest: str, folder: Path, *, phases: str | None = None, sh
         text = text.replace(
             "decode: {max_tokens: [1024, 2048],", "decode: {prompts: [fib, qsort], max_tokens: [1024, 2048],"
         )
+    if eventful:
+        text = text.replace("concurrency: [1, 2, 4, 8],", "concurrency: [1, 2, 4, 8, 16],")
+        text = text.replace("tp1-ddtree-b64]", "tp1-ddtree-b64, tp1-linear-r8]")
+        servers = inventory / "servers.yml"
+        servers.write_text((EXAMPLE / "servers.yml").read_text() + STARVED)
     (inventory / "phases.yml").write_text(text)
     return inventory
+
+
+def reboot_under_way(lab: Lab, runs: Path) -> None:
+    """Waits until REBOOT_AFTER is measured, then reboots the guest's node; nvidia-uvm has another number after it."""
+    while not list(runs.glob(f"*/cells/{REBOOT_AFTER}.json")):
+        time.sleep(1)
+    driver.renumber_uvm(lab, "kpro6", 511)
+    boot.reboot(lab, "kpro6", wait=False)
 
 
 @click.group()
@@ -121,12 +151,16 @@ def main() -> None:
 @click.option("--guest", default="ct200")
 @click.option("--phase", "phases", multiple=True, default=("tp1", "tp4"))
 @click.option("--shorter", is_flag=True, help="Long answers with two of the five prompts.")
+@click.option("--eventful", is_flag=True, help="With a server that cannot start, an overload, a reboot of the node.")
 @click.option("--only", multiple=True)
-def run(folder: Path, guest: str, phases: Iterable[str], shorter: bool, only: Iterable[str]) -> None:
+def run(folder: Path, guest: str, phases: Iterable[str], shorter: bool, eventful: bool, only: Iterable[str]) -> None:
     """Runs phases of it; the run folder is FOLDER/runs/..."""
     folder.mkdir(parents=True, exist_ok=True)
-    prepare(Lab(os.environ.get("GPUCTL_LAB", "lab")), guest, folder, shorter=shorter)
-    gpuctl = [sys.executable, "-m", "gpuctl", "bench"]
+    lab = Lab(os.environ.get("GPUCTL_LAB", "lab"))
+    prepare(lab, guest, folder, shorter=shorter, eventful=eventful)
+    gpuctl = [sys.executable, "-m", "gpuctl", "bench", *(["--force"] if eventful else [])]
+    if eventful and not list(folder.glob(f"runs/*/cells/{REBOOT_AFTER}.json")):
+        threading.Thread(target=reboot_under_way, args=(lab, folder / "runs"), daemon=True).start()
     some = [word for pattern in only for word in ("--only", pattern)]
     worst = 0
     for phase in phases:
