@@ -12,6 +12,9 @@ import subprocess
 import time
 from pathlib import Path
 
+# bash reads ~/.bashrc at a command over SSH, unless it takes itself for not the first shell. Whatever a person has in it
+# is no part of what is tested: pyenv takes seconds, and a lock that stays where it is killed.
+NO_BASHRC = "SHLVL=1"
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 
 
@@ -61,6 +64,7 @@ class Sshd:
             "KbdInteractiveAuthentication no",
             "PermitRootLogin yes",
             "MaxStartups 200",
+            f"SetEnv {NO_BASHRC}",
             "Subsystem sftp internal-sftp",
         ]
         # sshd takes the first word on a matter.

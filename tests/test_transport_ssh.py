@@ -12,7 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sshd import Sshd, free_port, make_key
+from sshd import NO_BASHRC, Sshd, free_port, make_key
 
 import gpuctl.transport.ssh
 from gpuctl.transport import Refused, Ssh, TimedOut, Unreachable, agent, each
@@ -285,7 +285,7 @@ def test_sudo_that_would_ask_is_refused_and_sudo_that_may_works(server, tmp_path
     sudo.write_text("#!/bin/sh\necho 'sudo: a password is required' >&2\nexit 1\n")
     sudo.chmod(0o755)
     path = f"{tmp_path}/bin:{os.environ['PATH']}"
-    box = server(lines=(f"SetEnv PATH={path}",))
+    box = server(lines=(f"SetEnv {NO_BASHRC} PATH={path}",))
     one = Ssh("box", "machine", config=str(box.config), sudo=True)
     one.run(["true"])  # connects
     one._chain[-1].user = "ada"
