@@ -156,7 +156,12 @@ class _Bench:
         self._look()
         staged = [inventory.models[name].path for name in models_of(inventory, list(self.by_server))]
         if any("error" in self.survey["models"].get(path, {}) for path in staged):
-            self.guard.tend(None)  # it was in memory, and somebody took it away
+            try:
+                self.guard.tend(None)  # it was in memory, and somebody took it away
+            except Refused:
+                raise
+            except TransportError as error:
+                self.guard.recover(str(error), lambda: None)
             self._look()
         try:
             todos = self._todos()
@@ -257,18 +262,27 @@ class _Bench:
             return None
 
         try:
-            if not self.guard.tended_just_now():
-                if bad() is None:
-                    return None
-                done = self.guard.tend(None)
-                return bad(next((str(step["why"]) for step in done if step.get("why")), ""))
-            return bad()
+            if bad() is None:
+                return None
+            done = self.guard.tend(None, same=True)
+            return bad(next((str(step["why"]) for step in done if step.get("why")), ""))
         except StagingError as error:
             return Failure("no_model", str(error))
         except Refused:
             raise
         except TransportError as error:
             raise _BrokenOff(Failure("machine_away", str(error)), self.guard.away() or str(error), None) from None
+
+    def _spoilt(self, todo: _Todo) -> bool:
+        """Whether a model of a server that failed is not as it was when it was started: that is no fault of its own."""
+        names = models_of(self.inventory, [todo.server])
+        if self.target.machines is None or self.target.ours or not names:
+            return False
+        machine = self.target.machines.machines[self.target.name]
+        jobs = [staging.job_for(name, self.inventory.models[name], machine) for name in names]
+        with contextlib.suppress(StagingError, TransportError):
+            return not all(staging.look(self.target.transport, job).well for job in jobs)
+        return False
 
     # -- what is to be measured
 
@@ -431,7 +445,7 @@ class _Bench:
             raise _BrokenOff(Failure("machine_away", str(error)), self.guard.away() or str(error), None) from None
         except StartFailed as error:
             away = self.guard.away()
-            if away or _from_outside(error.failure):
+            if away or _from_outside(error.failure) or self._spoilt(todo):
                 raise _BrokenOff(error.failure, away, None) from None
             if error.failure.kind == "no_room":
                 raise Stopped(error.failure.summary) from None  # no other server would find room either
@@ -463,7 +477,7 @@ class _Bench:
                     unstable_above=self.plan.unstable_above,
                 )
                 away = self.guard.away()
-                if away or (what.failure is not None and _from_outside(what.failure)):
+                if away or (what.failure is not None and (_from_outside(what.failure) or self._spoilt(todo))):
                     # also a cell that came out well: whatever it measured, it was not one boot
                     raise _BrokenOff(what.failure or Failure("rebooted", away), away, up.state)
                 if top := self.foresight.ceiling(todo.launch, todo.engine, cell):
@@ -502,7 +516,7 @@ def _heal(
 ) -> list[Mapping[str, Any]]:
     """Has the box mended as far as these servers need it before they are started; says what was done.
 
-    Raises Stopped where something is left that keeps CUDA from starting.
+    Raises Stopped where something is left that keeps CUDA from starting, and one of them needs it.
     """
     if target.machines is None or target.ours:
         return []  # this machine: it is ours to measure, not to mend
@@ -535,11 +549,20 @@ def _heal(
         }
         for step in healing.steps
     ]
-    if healing.state in ("stuck", "failed") and healing.after.works is False:
+    if healing.state in ("stuck", "failed") and healing.after.works is False and _need_a_gpu(inventory, servers):
         why = healing.left[0].summary if healing.left else "it does not work afterwards"
         text = next((step.played.text for step in healing.steps if not step.played.ok), "")
         raise Stopped(f"{target.name} is not mended: {why}{f' ({text})' if text else ''}", stuck=True)
     return done
+
+
+def _need_a_gpu(inventory: Inventory, servers: Iterable[str]) -> bool:
+    """Whether one of these servers does; llama.cpp on a machine without any is measured as it is."""
+    for server in map(inventory.server, servers):
+        on_processor = getattr(plugins.get("engines", server.engine), "on_processor", None)
+        if on_processor is None or not on_processor(server.flags):
+            return True
+    return False
 
 
 def _from_outside(failure: Failure) -> bool:

@@ -25,7 +25,6 @@ STARTING_S = 180.0  # a unit that hangs while booting holds up no longer than th
 NODE_S = 90.0  # the guest answers and its node does not: so long is the node waited for
 OFF_S = 10.0  # the node says that the guest does not run, and says so again after this
 ROUNDS = 3
-JUST_NOW_S = 20.0
 
 
 class Stopped(Exception):
@@ -106,7 +105,6 @@ class Guard:
         self.ways, self.run, self.tell, self.heal = ways, run, tell, heal
         self.within_s, self._sleep, self._clock = within_s, sleep, clock
         self.known: BoxBoot | None = None
-        self._tended: float | None = None
 
     def begin(self, *, check: bool = False) -> Happened | None:
         """Knows the box from now on. One that started anew since this campaign's last event, or that it has not seen
@@ -193,21 +191,18 @@ class Guard:
             f"{name} went away {ROUNDS} times while it was healed; look what ails it: gpuctl doctor -t {name}"
         )
 
-    def tend(self, what: Happened | None) -> list[Mapping[str, Any]]:
-        """Has a box healed that is there; what was done. Raises TransportError, Stopped."""
-        done = self._healed(what)
-        self._know(look(self.ways).boot)
-        return done
-
-    def tended_just_now(self) -> bool:
-        """Whether the box was looked at and healed in the last seconds."""
-        return self._tended is not None and self._clock() - self._tended < JUST_NOW_S
-
-    def _healed(self, what: Happened | None) -> list[Mapping[str, Any]]:
+    def tend(self, what: Happened | None, *, same: bool = False) -> list[Mapping[str, Any]]:
+        """Has a box healed that is there; what was done. Raises TransportError, also where it went away meanwhile, and
+        Stopped. `same`: also where it started anew meanwhile, by whomever; `recover` then says so."""
         done = self.heal(what)
         for step in done:
             self.run.event("healed", box=self.ways.name, **step)
-        self._tended = self._clock()
+        seen = look(self.ways)
+        if seen.boot.guest is None or (seen.why and not seen.starting):
+            raise Unreachable(seen.why)
+        if same and self.known is not None and (now := happened(self.known, seen.boot)) in RESTARTS:
+            raise Unreachable(f"{self.ways.name}: {IN_WORDS[now]}")
+        self._know(seen.boot)
         return done
 
     def _wait(self, began: float) -> Seen:

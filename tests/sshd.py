@@ -30,12 +30,17 @@ def make_key(file: Path, kind: str = "ed25519", passphrase: str = "") -> Path:
 
 
 class Sshd:
-    """One sshd in `folder`: `port`, the login `key`, its `known_hosts`, and `config`, an ssh_config that knows it."""
+    """One sshd in `folder`: `port`, the login `key`, its `known_hosts`, and `config`, an ssh_config that knows it.
 
-    def __init__(self, folder: Path, *, host_key: Path | None = None, lines: tuple[str, ...] = ()) -> None:
+    `around`: a command that ends by becoming the one behind it.
+    """
+
+    def __init__(
+        self, folder: Path, *, host_key: Path | None = None, lines: tuple[str, ...] = (), around: tuple[str, ...] = ()
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         Path("/run/sshd").mkdir(exist_ok=True)  # where Debian's sshd drops its privileges
-        self.folder = folder
+        self.folder, self.around = folder, around
         self.port = free_port()
         self.user = getpass.getuser()
         self.host_key = host_key or make_key(folder / "host_key")
@@ -66,6 +71,8 @@ class Sshd:
             "MaxStartups 200",
             f"SetEnv {NO_BASHRC}",
             "Subsystem sftp internal-sftp",
+            # A bash that sshd starts reads ~/.bashrc, unless it is inside of another: whatever stands there is not for tests.
+            "SetEnv SHLVL=1",
         ]
         # sshd takes the first word on a matter.
         (folder / "sshd_config").write_text("\n".join([*lines, *options]) + "\n")
@@ -75,7 +82,7 @@ class Sshd:
     def start(self) -> None:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [SSHD, "-D", "-e", "-f", str(self.folder / "sshd_config")],
+                [*self.around, SSHD, "-D", "-e", "-f", str(self.folder / "sshd_config")],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=log,

@@ -42,7 +42,7 @@ class Box:
         self.guest, self.node = Machine("ct200", up(B)), Machine("kpro6", (A, 1, "", "running"))
         self.then, self.time, self.told, self.healed = list(then), 0.0, [], []
         self.run = Run(folder / "run")
-        self.run.folder.mkdir()
+        self.run.folder.mkdir(parents=True)
         self.guard = Guard(
             Ways("ct200", self.guest, self.node, 200),
             self.run,
@@ -121,11 +121,18 @@ def test_a_server_that_ended_meanwhile_is_looked_after(tmp_path):
 
 
 def test_a_guest_that_its_node_does_not_start_is_healed_through_the_node(tmp_path):
-    box = Box(tmp_path, [set_to(node=(C, 1, "", "running"))])
+    healed = []
+
+    def started(what):
+        healed.append(what)
+        box.guest.answer = up(D, 300)
+        return []
+
+    box = Box(tmp_path, [set_to(node=(C, 1, "", "running"))], heal=started)
     box.guest.answer, box.guest_state = GONE, None
     box.node.pct = "status: stopped"
     assert box.recover() is Happened.NODE_REBOOT
-    assert box.healed == [Happened.NODE_REBOOT]
+    assert healed == [Happened.NODE_REBOOT]
     assert box.time >= 10, "not at the first word of it"
 
 
@@ -160,6 +167,27 @@ def test_a_box_that_goes_away_while_it_is_healed_is_waited_for_again_but_not_for
         box.recover()
     assert "while it was healed" in str(caught.value)
     assert len(healed) == 3
+
+
+def test_a_box_that_restarts_while_it_is_looked_after_is_not_taken_for_the_one_it_was(tmp_path):
+    """Its survey, and what is to be measured there, are of the boot before."""
+    for gone in (GONE, up(B, state="stopping"), up(D, 9000)):
+        box = Box(tmp_path / str(id(gone)), heal=lambda _: [])
+        box.guest.answer = gone
+        with pytest.raises(Unreachable):
+            box.guard.tend(None, same=True)
+        assert box.guard.known.guest.boot_id == B
+        box.guest.answer = up(D, 9000)
+        assert "the machine restarted" in box.guard.away()
+        assert box.recover() is Happened.GUEST_RESTART
+
+
+def test_a_remedy_that_restarts_the_guest_makes_it_known_anew(tmp_path):
+    box = Box(tmp_path, heal=lambda _: [])
+    box.guest.answer = up(D, 9000)
+    box.guard.tend(None)
+    assert box.guard.known.guest.boot_id == D
+    assert box.guard.away() == ""
 
 
 def test_a_machine_that_never_finishes_booting_holds_up_for_minutes_and_not_for_ever(tmp_path):

@@ -8,6 +8,7 @@ An engine has
     FLUSH                (method, path) that empties its prefix cache, or None
     FIXED_LENGTH         body fields that make an answer exactly max_tokens long; ANY_LENGTH where it may end
     MULTI_NODE           true where one server can run over several machines (Launch.ranks); may be left out
+    on_processor(flags)  whether a server with these flags uses no GPU; may be left out: it uses one
     VERSIONS             Python packages whose version can change a number
 and, where its memory can be planned (memory.py beside it: plan(question), doubt(question)):
     PROGRAM              the words that start it, unless a server has its own

@@ -28,6 +28,11 @@ def argv(launch: Launch) -> tuple[str, ...]:
     return (*words, "--host", server.host, "--port", str(server.port), *flags(server.flags))
 
 
+def on_processor(flags: Mapping[str, Any]) -> bool:
+    layers = (flags.get(name) for name in ("gpu-layers", "n-gpu-layers", "ngl"))
+    return flags.get("device") == "none" or any(str(one) == "0" for one in layers)
+
+
 def environment(launch: Launch) -> dict[str, str]:
     return {}
 
