@@ -183,8 +183,9 @@ def placer(
             return  # Ansible takes two seconds to find that out
         done = play("server", inventory.source, [machine.name], {"server_files": [file.as_vars()]}, on_step=on_step)
         if not done.well:
-            if full := full_disk(way):
-                raise NoRoom(f"{way.name}: the disk with {full} is full; make room there")
+            # What did not fit was taken away again: a moment later there is a little room.
+            if (full := full_disk(way)) or re.search("No space left on device|Disk quota exceeded", done.why):
+                raise NoRoom(f"{way.name}: the disk{f' with {full}' if full else ''} is full; make room there")
             raise SupervisionError(done.why)
 
     return place

@@ -8,7 +8,8 @@ import pytest
 
 from gpuctl import deploy, hosts
 from gpuctl.config import Server
-from gpuctl.supervision import Start, SupervisionError
+from gpuctl.playbook import Outcome
+from gpuctl.supervision import NoRoom, Start, SupervisionError
 from gpuctl.transport import Completed, Replay
 
 BOX = hosts.Inventory(Path("/nowhere"), {"box": hosts.Machine("box", "machine")}, {})
@@ -63,3 +64,11 @@ def test_cpus_are_tried_before_they_are_used():
     with pytest.raises(SupervisionError, match=r"cpus: 0-3 is refused on box: not allowed here: 2,3; see cpuset.cpus"):
         placed(start(), server, **{"python3 -c*": refused})
     assert "CPUAffinity=0-3" in deploy.unit_of(start(), server).text
+
+
+@pytest.mark.parametrize("full", [b"/etc\n", b""], ids=["still full", "a block is free again"])
+def test_a_disk_without_room_is_no_failure_of_the_server(monkeypatch, full):
+    why = "box: failed at: Place the units: writing: No space left on device"
+    monkeypatch.setattr(deploy, "play", lambda *_, **__: Outcome(why, (), {}, 1.0))
+    with pytest.raises(NoRoom, match=r"box: the disk( with /etc)? is full; make room there"):
+        placed(start(), **{"cat *": b"another", "sh -c 'for d in*": full})

@@ -393,7 +393,7 @@ def answered(job):
     except Failed as error:
         return {"failed": True, "msg": str(error)}
     except OSError as error:
-        return {"failed": True, "msg": "%s: %s" % (error.filename, error.strerror)}
+        return {"failed": True, "msg": "%s: %s" % (error.filename or "writing", error.strerror)}
 
 
 if __name__ == "__main__":
