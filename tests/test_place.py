@@ -170,11 +170,46 @@ def test_a_unit_that_lost_its_install_section_is_taken_out_of_the_boot(place, tm
     assert link.is_symlink()
     place(entry, units=True)  # here without systemd, where that is said
     assert not link.is_symlink()
-    link.symlink_to(units / "x.service")
-    assert place({**entry, "text": "[Service]\nExecStart=/bin/true\n[Install]\nWantedBy=x\n"}, check=True, units=True)[
-        "diff"
-    ]
-    assert link.is_symlink()
+
+
+def told(answer):
+    return [diff["prepared"] for diff in answer["diff"] if "prepared" in diff]
+
+
+def test_a_unit_is_started_at_boot_where_its_install_section_says_and_nowhere_else(place, tmp_path):
+    units = tmp_path / "system"
+    text = "[Service]\nExecStart=/bin/true\n[Install]\nWantedBy=multi-user.target a.service\n"
+    entry = {"path": str(units / "x.service"), "text": text}
+    would = place(entry, check=True, units=True)
+    assert told(would) == ["x.service is started at boot\n"]
+    assert would["changed"]
+    for folder in ("multi-user.target.wants", "a.service.wants", "b.service.wants"):
+        (units / folder).mkdir(parents=True)
+        (units / folder / "x.service").symlink_to(units / "x.service")
+    place(entry, units=True)
+    assert told(place(entry, check=True, units=True)) == []
+    assert [(units / f"{name}.service.wants/x.service").is_symlink() for name in "ab"] == [True, False]
+    # undone, it goes out of the boot; somebody else's of that name stays as it is
+    other = {"path": str(units / "y.service"), "text": ""}
+    (units / "y.service").write_text(text)
+    (units / "a.service.wants/y.service").symlink_to(units / "y.service")
+    assert len(told(place(entry, other, check=True, units=True, undo=True))) == 2
+    place(entry, other, units=True, undo=True)
+    assert not (units / "multi-user.target.wants/x.service").is_symlink()
+    assert (units / "a.service.wants/y.service").is_symlink()
+
+
+def test_the_note_of_an_earlier_failure_goes_with_it(place, tmp_path):
+    note = tmp_path / "failed/x.service"
+    note.parent.mkdir()
+    note.write_text("2026-11-30T09:00:00Z exit-code\n")
+    entry = {"path": str(tmp_path / "system/x.service"), "text": "[Service]\nExecStart=/bin/true\n"}
+    place(entry)
+    assert not place(entry)["changed"]
+    assert told(place(entry, check=True, forget=True)) == [f"{note} goes: the note of an earlier failure\n"]
+    assert note.exists()
+    place(entry, undo=True, forget=True)
+    assert not note.exists()
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")

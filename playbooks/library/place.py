@@ -4,6 +4,8 @@
 By hand: `place.py JOB.json [--check]`. Standard library only, Python 3.9.
 """
 
+import contextlib
+import glob
 import grp
 import hashlib
 import json
@@ -40,8 +42,13 @@ options:
   units:
     type: bool
     description: >-
-      systemd is told of what changes, and a unit without an [Install] section is taken out of the boot (systemd itself
-      cannot disable one that lost it).
+      systemd is told of what changes, and each unit is started at boot, or not, as its [Install] section says (systemd
+      itself cannot disable one that lost it).
+  forget:
+    type: bool
+    description: >-
+      Earlier failures of these services are forgotten, systemd's count of them and the note that gpuctl-failed@ left;
+      one that failed too often is refused until then.
   needs:
     type: dict
     description: Paths that have to be there, each with what to say when it is not.
@@ -60,6 +67,7 @@ ARGUMENTS = {
     "files": {"type": "list", "elements": "dict", "default": []},
     "verify": {"type": "bool", "default": False},
     "units": {"type": "bool", "default": False},
+    "forget": {"type": "bool", "default": False},
     "needs": {"type": "dict", "default": {}},
     "undo": {"type": "bool", "default": False},
     "state": {"type": "path"},
@@ -295,39 +303,84 @@ def run(job):
             diff.append({"before": shown(now), "after": shown(then), **header})
         if path in scores:
             diff.append({"prepared": "%s: %s\n" % (os.path.basename(path), scores[path])})
-    links = boot_links(job["files"], undo) if job.get("units") else []
-    diff += [{"prepared": "%s goes: it is not for the boot any more\n" % link} for link in links]
+    missing, left = boot(job["files"], journal, undo) if job.get("units") else ([], [])
+    diff += [{"prepared": "%s is started at boot\n" % name} for name in missing]
+    diff += [{"prepared": "%s goes: it is not for the boot any more\n" % link} for link in left]
+    notes = failed_notes(job["files"], os.path.dirname(journal.folder)) if job.get("forget") else []
+    diff += [{"prepared": "%s goes: the note of an earlier failure\n" % note} for note in notes]
     if not check:
         if plans:
             carry_out([plan for _, plan in plans], journal, undo)
-        for link in links:
-            os.unlink(link)
-        if job.get("units") and (plans or links or unread(job["files"])):
-            reload_units()
+        for path in (*left, *notes):
+            os.unlink(path)
+        if missing:
+            systemctl("not started at boot", "--no-reload", "enable", *missing)
+        if job.get("units") and (plans or left or missing or unread(job["files"])):
+            systemctl("systemd does not take note of it", "daemon-reload")
+        if job.get("forget") and not undo:
+            forget(job["files"])
     return {
-        "changed": bool(plans or links),
+        "changed": bool(plans or missing or left or notes),
         "diff": diff,
         "placed": [plan[0] for _, plan in plans],
         "backups": {path: journal.entries[path]["backup"] for _, (path, *_) in plans if path in journal.entries},
     }
 
 
-def boot_links(entries, undo):
-    """Links that start at boot what has no [Install] section, or goes."""
-    found = []
+def units_of(entries, kinds=UNITS):
+    """(folder, name, entry) of each unit that can be asked for and started: a template is none."""
     for entry in entries:
         folder, name = os.path.split(entry["path"])
-        link = os.path.join(folder, "multi-user.target.wants", name)
-        stays = not undo and not entry.get("absent") and "[Install]" in entry.get("text", "")
-        if name.endswith(UNITS) and not stays and os.path.islink(link):
-            found.append(link)
-    return found
+        if name.endswith(kinds) and "@." not in name:
+            yield folder, name, entry
+
+
+def boot(entries, journal, undo):
+    """(units that are to be started at boot and are not, links that start at boot what is not to be)."""
+    missing, left = [], []
+    for folder, name, entry in units_of(entries):
+        if undo and entry["path"] not in journal.entries and os.path.exists(entry["path"]):
+            continue  # not ours
+        stays = not undo and not entry.get("absent")
+        wanted = {os.path.join(folder, one, name) for one in installed_in(entry["text"])} if stays else set()
+        there = {
+            link
+            for kind in ("wants", "requires")
+            for link in glob.glob(os.path.join(glob.escape(folder), "*." + kind, glob.escape(name)))
+            if os.path.islink(link)
+        }
+        missing += [name] if wanted - there else []
+        left += sorted(there - wanted)
+    return missing, left
+
+
+def installed_in(text):
+    """The folders in which a unit's [Install] section has it linked, as multi-user.target.wants."""
+    install = re.search(r"^\[Install\]$(.*?)(?=^\[|\Z)", text, re.M | re.S)
+    found = re.findall(r"^(Wanted|Required)By=(.*)$", install.group(1), re.M) if install else []
+    kinds = {"Wanted": "wants", "Required": "requires"}
+    return {"%s.%s" % (target, kinds[how]) for how, targets in found for target in targets.split()}
+
+
+def failed_notes(entries, folder):
+    """The notes that services left when they gave up."""
+    notes = [os.path.join(folder, "failed", name) for _, name, _ in units_of(entries, ".service")]
+    return [note for note in notes if os.path.exists(note)]
+
+
+def forget(entries):
+    """systemd's count of failed starts. It does not know a unit that never failed: that is as good."""
+    names = [name for _, name, _ in units_of(entries, ".service")]
+    if names:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(
+                ["systemctl", "reset-failed", *names], stdin=subprocess.DEVNULL, capture_output=True, timeout=30
+            )
 
 
 def unread(entries):
     """Whether systemd has not read one of these units since it was changed."""
-    names = [os.path.basename(entry["path"]) for entry in entries if entry["path"].endswith(UNITS)]
-    names = [name for name in names if "@." not in name]  # a template is none that could be asked for
+    names = [name for _, name, _ in units_of(entries)]
     if not names:
         return False
     try:
@@ -342,14 +395,14 @@ def unread(entries):
     return b"=yes" in shown.stdout
 
 
-def reload_units():
+def systemctl(otherwise, *words):
     try:
-        done = subprocess.run(["systemctl", "daemon-reload"], stdin=subprocess.DEVNULL, capture_output=True, timeout=90)
+        done = subprocess.run(["systemctl", *words], stdin=subprocess.DEVNULL, capture_output=True, timeout=90)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise Failed("placed, but systemd does not take note of it: %s" % error) from None
+        raise Failed("placed, but %s: %s" % (otherwise, error)) from None
     if done.returncode:
-        words = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise Failed("placed, but systemd does not take note of it: %s" % (words[0] if words else done.returncode))
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise Failed("placed, but %s: %s" % (otherwise, said[0] if said else done.returncode))
 
 
 def carry_out(plans, journal, undo):

@@ -29,6 +29,9 @@ options:
       lists; in C(set), {value} stands for the value). C(pick) (regular expression with one group) finds the value in
       what was read, C(mask) (hexadecimal) leaves the bits that count. C(may_ignore) true: hardware may ignore it, which
       is told and no failure. C(optional) true: where it cannot be read there is nothing to set.
+  needs:
+    type: dict
+    description: Paths that have to be there, each with what to say when it is not; nothing is set then.
   undo:
     type: bool
     description: Puts back the values from before the first time.
@@ -42,6 +45,7 @@ STATE = "/var/lib/gpuctl/settings.json"
 
 ARGUMENTS = {
     "settings": {"type": "list", "elements": "dict", "default": []},
+    "needs": {"type": "dict", "default": {}},
     "undo": {"type": "bool", "default": False},
     "state": {"type": "path"},
 }
@@ -150,6 +154,9 @@ def save(path, value):
 
 
 def run(job):
+    for needed, otherwise in (job.get("needs") or {}).items():
+        if not os.path.exists(needed):
+            raise Failed(otherwise)
     path, check = job.get("state") or STATE, bool(job.get("check"))
     before = load(path)
     if job.get("undo"):
