@@ -303,49 +303,82 @@ def _matrix(found: Topology) -> Iterator[str]:
     for gpu, name in zip(gpus, names, strict=True):
         ways = (found.between.get((gpu.address, other.address), "-") for other in gpus)
         yield f"{name:>12}  " + " ".join(f"{way:>{wide}}" for way in ways)
+    yield from (f"  {line}" for line in _legend(found))
+
+
+def _legend(found: Topology) -> list[str]:
+    """What the letters mean that are used, and what the driver says of peer-to-peer; a line each."""
     used = {re.sub(r"\d", "", way) for way in found.between.values()}
-    yield "  ".join(["", *(f"{short}: {MEANINGS[short]};" for short in MEANINGS if short in used)]).rstrip(";")
+    lines = ["  ".join(f"{short}: {MEANINGS[short]};" for short in MEANINGS if short in used).rstrip(";")]
     if found.peer_known:
-        yield f"  peer-to-peer: {'every pair, the driver says' if not found.no_peer else 'not every pair, see below'}"
+        lines.append(
+            f"peer-to-peer: {'every pair, the driver says' if not found.no_peer else 'not every pair, see below'}"
+        )
+    return lines
 
 
-BOX, HIGH, GAP, STEP = 168, 46, 14, 84  # of the drawing, in pixels
+BOX, HIGH, GAP, STEP, TOP = 224, 54, 14, 82, 100  # of the drawing, in pixels
+CELL, LINE = 52, 22  # of the table of ways between GPUs
+
+_STYLE = (
+    "svg{--page:#fff;--text:#1b1f24;--soft:#59636e;--panel:#f3f5f7;--line:#c5ccd3;--box:#fff;--edge:#6b7680;"
+    "--gpu:#dcefdc;--gpuedge:#3b7d3b;--wrong:#fde3d8;--wrongedge:#b4441a;--nv:#8fce8f;--near:#c9e7c9;--numa:#f6ecc4;"
+    "--far:#f8d9c8}"
+    "@media(prefers-color-scheme:dark){svg{--page:#14181d;--text:#e6eaee;--soft:#9aa5b0;--panel:#1d232a;--line:#39424c;"
+    "--box:#262e37;--edge:#77828d;--gpu:#1f3b24;--gpuedge:#62b562;--wrong:#4b2416;--wrongedge:#e58a5f;--nv:#2f7d3a;"
+    "--near:#27512d;--numa:#4d4519;--far:#552f1f}}"
+    "text{font:11px system-ui,sans-serif;fill:var(--text)}.title{font-weight:600;font-size:14px}.name{font-weight:600}"
+    ".soft{fill:var(--soft)}.warn{fill:var(--wrongedge)}.page{fill:var(--page)}"
+    ".numa{fill:var(--panel);stroke:var(--line)}.gpu{fill:var(--gpu);stroke:var(--gpuedge)}"
+    ".port{fill:var(--box);stroke:var(--edge)}.wrong{fill:var(--wrong);stroke:var(--wrongedge)}"
+    ".nv{fill:var(--nv)}.near{fill:var(--near)}.node{fill:var(--numa)}.far{fill:var(--far)}"
+    "path{stroke:var(--edge);stroke-width:1.5;fill:none}"
+)
+_NEARNESS = {"NV": "nv", "INT": "near", "PIX": "near", "PXB": "near", "PHB": "node", "NODE": "node", "SYS": "far"}
 
 
 def as_svg(found: Topology) -> str:
-    """The picture for a page: a panel for each NUMA node, root complexes at its top, GPUs at its bottom."""
+    """The picture for a page, light or dark as the page is: a panel for each NUMA node, root complexes at its top, GPUs
+    at its bottom; below, the ways between GPUs and what is to be minded."""
     parts: list[str] = []
     left: float = GAP
     deepest = 1
+    alike = len({gpu.name for gpu in found.gpus}) == 1
     for numa in found.numa:
         start, at = left, left + GAP
         for root, ports in numa.roots:
             begin = at
             for port in ports:
-                at, depth = _draw(port, at, 96, parts)
+                at, depth = _draw(port, at, TOP, parts, named=not alike)
                 deepest = max(deepest, depth)
-            parts.append(_label(begin, 84, root))
+            parts.append(_label(begin, TOP - 8, root, "soft"))
         at = max(at, start + BOX + 2 * GAP)
-        memory = f", {numa.memory_bytes / 2**30:.0f} GiB" if numa.memory_bytes else ""
+        memory = f"   {numa.memory_bytes / 2**30:.0f} GiB" if numa.memory_bytes else ""
         title = f"NUMA {numa.number}" if numa.number is not None else "NUMA node not known"
-        parts.insert(0, f'<rect x="{start}" y="34" width="{at - start}" height="@H@" class="numa"/>')
-        parts.append(_label(start + GAP, 54, title, "title"))
-        parts.append(_label(start + GAP, 68, f"CPUs {numa.cpus}{memory}" if numa.cpus else "no CPUs known"))
+        parts.insert(0, f'<rect x="{start:g}" y="36" width="{at - start:g}" height="@H@" rx="6" class="numa"/>')
+        parts.append(_label(start + GAP, 57, title, "title"))
+        parts.append(_label(start + GAP, 73, f"CPUs {numa.cpus}{memory}" if numa.cpus else "no CPUs known", "soft"))
+        if not numa.roots:
+            parts.append(_label(start + GAP, TOP + 14, "no GPU", "soft"))
         left = at + GAP
-    height = 96 + deepest * STEP
-    body = "\n".join(parts).replace("@H@", str(height - 34))
+    height: float = TOP + (deepest - 1) * STEP + HIGH + GAP
+    body = "\n".join(parts).replace("@H@", f"{height - 36:g}")
+    table, height, wide = _table(found, height + 2 * GAP)
+    notes = [_label(GAP, height + 17 * n, f"! {note}", "warn") for n, note in enumerate(found.notes)]
+    height += 17 * len(notes)
+    # A letter of this size is 6 pixels wide, most of the time.
+    left = max(left, wide, *(GAP * 2 + 6 * len(note) for note in found.notes), 0)
     count = len(found.gpus)
-    notes = [_label(GAP, height + 20 + 16 * n, f"! {note}") for n, note in enumerate(found.notes)]
-    whole = height + 16 * (len(notes) + 1)
+    title = f"{found.machine}: {count} GPU{'s' * (count != 1)}"
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{left}" height="{whole}" viewBox="0 0 {left} {whole}" '
-            f'role="img" aria-label="{escape(found.machine)}: {count} GPUs">',
-            "<style>text{font:11px sans-serif;fill:#1b1f24}.title{font-weight:bold;font-size:13px}"
-            ".numa{fill:#f3f5f7;stroke:#c5ccd3}.gpu{fill:#dcefdc;stroke:#3b7d3b}.port{fill:#fff;stroke:#6b7680}"
-            ".wrong{fill:#fde3d8;stroke:#b4441a}line{stroke:#6b7680;stroke-width:1.5}</style>",
-            _label(GAP, 22, f"{found.machine}: {count} GPUs", "title"),
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{left:g}" height="{height:g}" viewBox="0 0 {left:g} '
+            f'{height:g}" role="img" aria-label="{escape(title)}">',
+            f"<style>{_STYLE}</style>",
+            f'<rect x="0" y="0" width="{left:g}" height="{height:g}" class="page"/>',
+            _label(GAP, 24, title + (f" ({found.gpus[0].name})" if alike else ""), "title"),
             body,
+            *table,
             *notes,
             "</svg>",
             "",
@@ -353,26 +386,67 @@ def as_svg(found: Topology) -> str:
     )
 
 
-def _label(x: float, y: float, text: str, kind: str = "") -> str:
-    return f'<text x="{x:g}" y="{y:g}"{f" class={chr(34)}{kind}{chr(34)}" if kind else ""}>{escape(text)}</text>'
+def _table(found: Topology, y: float) -> tuple[list[str], float, float]:
+    """The ways between GPUs from y on: the drawing, where what follows begins, and how wide it is."""
+    gpus = found.gpus
+    if len(gpus) < 2:
+        return [], y, 0
+    names = [gpu.label if gpu.index is not None else gpu.address for gpu in gpus]
+    first = GAP + 8 + 7 * max(map(len, names))
+    cell = max(CELL, 8 + 7 * max(map(len, names)))
+    parts = [_label(GAP, y, "Between GPUs", "title")]
+    parts += [_label(first + cell * (n + 0.5), y + 20, name, "soft", "middle") for n, name in enumerate(names)]
+    for row, (gpu, name) in enumerate(zip(gpus, names, strict=True)):
+        top = y + 28 + LINE * row
+        parts.append(_label(GAP, top + 15, name, "soft"))
+        for column, other in enumerate(gpus):
+            way = found.between.get((gpu.address, other.address))
+            if way is None:
+                continue
+            kind = _NEARNESS.get(re.sub(r"\d", "", way), "far")
+            x = first + cell * column
+            parts.append(
+                f'<rect x="{x + 1:g}" y="{top + 1:g}" width="{cell - 2:g}" height="{LINE - 2}" rx="3" class="{kind}"/>'
+            )
+            parts.append(_label(x + cell / 2, top + 15, way, at="middle"))
+    y += 28 + LINE * len(gpus) + 18
+    words = _legend(found)
+    parts += [_label(GAP, y + 17 * n, line, "soft") for n, line in enumerate(words)]
+    wide = max(first + cell * len(gpus), *(GAP + 6 * len(line) for line in words))
+    return parts, y + 17 * len(words) + 6, wide + GAP
 
 
-def _draw(branch: Branch, x: float, y: float, parts: list[str]) -> tuple[float, int]:
+def _label(x: float, y: float, text: str, kind: str = "", at: str = "") -> str:
+    kind = f' class="{kind}"' if kind else ""
+    anchor = f' text-anchor="{at}"' if at else ""
+    return f'<text x="{x:g}" y="{y:g}"{kind}{anchor}>{escape(text)}</text>'
+
+
+def _draw(branch: Branch, x: float, y: float, parts: list[str], *, named: bool) -> tuple[float, int]:
     """Draws a branch from x on; returns where the next one begins and how many levels it has."""
     at, depth, middles = x, 1, []
     for each in branch.below:
         begin = at
-        at, under = _draw(each, at, y + STEP, parts)
+        at, under = _draw(each, at, y + STEP, parts, named=named)
         depth = max(depth, under + 1)
         middles.append((begin + at - GAP) / 2)
     at = max(at, x + BOX + GAP)
     middle = (x + at - GAP) / 2
-    parts += [f'<line x1="{middle:g}" y1="{y + HIGH:g}" x2="{below:g}" y2="{y + STEP:g}"/>' for below in middles]
+    turn = y + (HIGH + STEP) / 2
+    parts += [f'<path d="M{middle:g} {y + HIGH:g}V{turn:g}H{below:g}V{y + STEP:g}"/>' for below in middles]
     link, wrong = _link(branch)
     kind = "wrong" if wrong else "gpu" if branch.gpu is not None else "port"
-    text = middle - BOX / 2 + 7
-    parts.append(f'<rect x="{middle - BOX / 2:g}" y="{y:g}" width="{BOX}" height="{HIGH}" rx="4" class="{kind}"/>')
-    parts.append(_label(text, y + 14, f"{_title(branch)}  {branch.function.address}"))
-    parts.append(_label(text, y + 27, link or "link not known"))
-    parts.append(_label(text, y + 40, branch.gpu.name[:30] if branch.gpu is not None else _sizes(branch.function)))
+    begin, end = middle - BOX / 2 + 8, middle + BOX / 2 - 8
+    parts.append(f'<rect x="{begin - 8:g}" y="{y:g}" width="{BOX}" height="{HIGH}" rx="5" class="{kind}"/>')
+    parts.append(_label(begin, y + 16, _title(branch), "name"))
+    parts.append(_label(end, y + 16, branch.function.address, "soft", "end"))
+    parts.append(_label(begin, y + 31, link or "link not known"))
+    if named and branch.gpu is not None:
+        name = branch.gpu.name.removeprefix("NVIDIA ")
+        parts.append(_label(begin, y + 46, name if len(name) <= 32 else f"{name[:31]}…", "soft"))
+    else:
+        sizes, _, redirects = _sizes(branch.function).partition("  ACS ")
+        parts.append(_label(begin, y + 46, sizes, "soft"))
+        if redirects:
+            parts.append(_label(end, y + 46, f"ACS {redirects}", "warn", "end"))
     return at, depth

@@ -64,6 +64,40 @@ def test_boxes_of_the_drawing_lie_in_it_and_beside_each_other():
             assert x + w <= a or a + c <= x or y + h <= b or b + d <= y
 
 
+def words_of(root):
+    """(x from, x to, y, text) of each text of a drawing, with letters that are wider than they are."""
+    for text in root.iter("{http://www.w3.org/2000/svg}text"):
+        wide = 6.2 * len(text.text)
+        x, y = float(text.get("x")), float(text.get("y"))
+        start = x - {"middle": wide / 2, "end": wide}.get(text.get("text-anchor"), 0)
+        yield start, start + wide, y, text.text
+
+
+def test_words_of_the_drawing_stay_in_their_boxes_and_in_the_picture():
+    def other(document):
+        gpu(document, 0)["name"] = "NVIDIA with a name that is longer than any box could be wide"
+        set_link(document, "0000:24:00.0", width=8)
+
+    for change in (lambda document: None, other):
+        root = ElementTree.fromstring(as_svg(machine(change)))
+        words = list(words_of(root))
+        assert all(start >= 0 and end <= float(root.get("width")) and y < float(root.get("height"))
+                   for start, end, y, _ in words)  # fmt: skip
+        for box in root.iter("{http://www.w3.org/2000/svg}rect"):
+            if box.get("class") not in ("gpu", "port", "wrong"):
+                continue
+            x, y, w, h = (float(box.get(key)) for key in ("x", "y", "width", "height"))
+            inside = [(a, b, at, text) for a, b, at, text in words if y < at < y + h and x <= a < x + w]
+            assert len(inside) >= 3
+            assert [text for a, b, _, text in inside if b > x + w] == []
+
+
+def test_the_ways_between_gpus_are_in_the_drawing_too():
+    words = [text for _, _, _, text in words_of(ElementTree.fromstring(as_svg(machine())))]
+    assert (words.count("PIX"), words.count("NODE"), words.count("SYS")) == (8, 16, 32)
+    assert "peer-to-peer: every pair, the driver says" in words
+
+
 def test_a_gpu_at_rest_is_not_slow_and_one_at_work_is():
     assert "works at" not in notes(lambda document: None)
     assert "GPU 0 (0000:23:00.0) works at x16 2.5 of 32 GT/s" in notes(lambda d: gpu(d, 0).update(pstate=0))
