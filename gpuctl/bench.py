@@ -23,7 +23,7 @@ from gpuctl.engines import Launch
 from gpuctl.facts.boot import RESTARTS, Happened
 from gpuctl.finding import Remedy
 from gpuctl.gauges import Gauges
-from gpuctl.guard import Guard, Stopped, Ways
+from gpuctl.guard import Guard, Guards, Stopped, Ways
 from gpuctl.load import Result, load_all
 from gpuctl.measuring import Measured, measure
 from gpuctl.planning import known as knowing
@@ -131,17 +131,32 @@ class _Bench:
         self.keys = {name: key_of(launch.server) for name, launch in launches.items()}
         self.outcome = Outcome()
         self.tries: Counter[CellId] = Counter()
-        self.guard = Guard(
+        self.targets = {target.name: target}
+        others = {node for launch in launches.values() for node in launch.server.nodes[1:]}
+        machines = hosts.load(inventory.folder) if others else None
+        self.targets |= {name: target_of(machines, name) for name in sorted(others) if machines is not None}
+        self.guards = Guards([self._guard(one) for one in self.targets.values()])
+
+    def _guard(self, target: Target) -> Guard:
+        """Of one machine: the one measured on, or a further one of servers over several."""
+        first = target is self.target
+        its = [name for name, launch in self.launches.items() if first or target.name in launch.server.nodes]
+        return Guard(
             Ways(target.name, target.transport, target.node, target.vmid),
-            run,
-            tell,
-            lambda _: _heal(inventory, by_server, target, options, tell),
-            within_s=options.within_s,
+            self.run,
+            self.tell,
+            lambda _: _heal(self.inventory, its, target, self.options, self.tell),
+            within_s=self.options.within_s,
+            first=first,
         )
+
+    def _places(self, launch: Launch) -> tuple[str, ...]:
+        """The machines of a server, the one measured on first."""
+        return (self.target.name, *launch.server.nodes[1:])
 
     def check(self) -> Outcome:
         """What would be measured, and why; nothing is changed."""
-        self.guard.begin(check=True)
+        self.guards.begin(check=True)
         self.survey = ask_survey(self.target, self.launches, self.inventory)
         self._todos()
         return self.outcome
@@ -152,16 +167,15 @@ class _Bench:
         run.put("campaign.json", _campaign(inventory, self.launches, commands))
         run.event("run_started", phase=phase, target=self.target.name)
         _make_models(inventory, self.launches, self.tell)
-        self.guard.begin()
+        self.guards.begin()
         self._look()
-        staged = [inventory.models[name].path for name in models_of(inventory, list(self.by_server))]
-        if any("error" in self.survey["models"].get(path, {}) for path in staged):
+        if lost := self._without_models():
             try:
-                self.guard.tend(None)  # it was in memory, and somebody took it away
+                self.guards.tend(None, lost)  # it was in memory, and somebody took it away
             except Refused:
                 raise
             except TransportError as error:
-                self.guard.recover(str(error), lambda: None)
+                self.guards.recover(str(error), lambda: None, lost)
             self._look()
         try:
             todos = self._todos()
@@ -183,6 +197,17 @@ class _Bench:
 
     # -- the machine
 
+    def _without_models(self) -> list[str]:
+        """The machines on which a model is missing that is to be staged there."""
+        found = []
+        for name in self.targets:
+            its = [server for server, launch in self.launches.items() if name in self._places(launch)]
+            seen = (self.survey if name == self.target.name else self.survey["others"][name])["models"]
+            paths = [self.inventory.models[model].path for model in models_of(self.inventory, its)]
+            if any("error" in seen.get(path, {}) for path in paths):
+                found.append(name)
+        return found
+
     def _look(self) -> bool:
         """Asks the machine what it is now, and stops what of this campaign still runs there.
 
@@ -198,7 +223,7 @@ class _Bench:
             except Refused:
                 raise
             except (TransportError, SupervisionError) as error:
-                anew |= self.guard.recover(str(error), lambda: None) in RESTARTS
+                anew |= self.guards.recover(str(error), lambda: None, ()) in RESTARTS
         raise Stopped(f"{self.target.name} went away {TRIES} times while it was asked; look what ails it")
 
     def _stop_orphans(self, tell: Tell) -> None:
@@ -212,14 +237,14 @@ class _Bench:
 
     def _after(self, broken: _BrokenOff, todos: Sequence[_Todo]) -> list[_Todo]:
         """Has the machine mended after what broke off the first of these; what is left to measure. Raises Stopped."""
-        what = self._recovered(broken)
+        what = self._recovered(broken, self._places(todos[0].launch))
         if self._look() or what in RESTARTS:
             todos = self._todos_after_restart()
         self._give_up_tried(todos, broken.failure)
         return [todo for todo in todos if todo.pending]
 
-    def _recovered(self, broken: _BrokenOff) -> Happened:
-        """Has the guard wait for the box and heal it. Raises Stopped."""
+    def _recovered(self, broken: _BrokenOff, places: Sequence[str]) -> Happened:
+        """Has the machines of the server waited for and healed. Raises Stopped."""
         wanted = broken.state
 
         def serves() -> bool | None:
@@ -232,13 +257,13 @@ class _Bench:
             self.run.event("server_died", why=broken.failure.summary)
             self.tell("broken_off", failure=broken.failure)
             try:
-                self.guard.tend(Happened.SERVICE_DIED)
+                self.guards.tend(Happened.SERVICE_DIED, places)
                 return Happened.SERVICE_DIED
             except Refused:
                 raise
             except TransportError as error:  # it went on from there
-                return self.guard.recover(str(error), serves)
-        return self.guard.recover(broken.away or broken.failure.summary, serves)
+                return self.guards.recover(str(error), serves, places)
+        return self.guards.recover(broken.away or broken.failure.summary, serves, places)
 
     def _bad_model(self, todo: _Todo) -> Failure | None:
         """Reads a server's models in memory before they are served: a turned bit would make numbers that look well.
@@ -246,43 +271,49 @@ class _Bench:
         Has the box healed where one is not what it was staged as; the failure, where that did not help. Raises
         _BrokenOff when the machine is away.
         """
-        names = models_of(self.inventory, [todo.server])
-        if self.target.machines is None or self.target.ours or not names:
-            return None
-        machine = self.target.machines.machines[self.target.name]
+        places = self._places(todo.launch)
 
         def bad(why: str = "") -> Failure | None:
-            for name in names:
-                found = staging.look(
-                    self.target.transport, staging.job_for(name, self.inventory.models[name], machine), verify=True
-                )
+            for place, job in self._staged(todo):
+                found = staging.look(self.targets[place].transport, job, verify=True)
                 if not found.well:
-                    what = f"model {name} is not in order: {why or next(iter(found.missing), found.state)}"
-                    return Failure("no_model", what, found.missing[:8], f"gpuctl stage {name} says more")
+                    where = f" on {place}" if place != self.target.name else ""
+                    what = (
+                        f"model {job['model']} is not in order{where}: {why or next(iter(found.missing), found.state)}"
+                    )
+                    return Failure("no_model", what, found.missing[:8], f"gpuctl stage {job['model']} says more")
             return None
 
         try:
             if bad() is None:
                 return None
-            done = self.guard.tend(None, same=True)
+            done = self.guards.tend(None, places, same=True)
             return bad(next((str(step["why"]) for step in done if step.get("why")), ""))
         except StagingError as error:
             return Failure("no_model", str(error))
         except Refused:
             raise
         except TransportError as error:
-            raise _BrokenOff(Failure("machine_away", str(error)), self.guard.away() or str(error), None) from None
+            away = self.guards.away(places)
+            raise _BrokenOff(Failure("machine_away", str(error)), away or str(error), None) from None
 
     def _spoilt(self, todo: _Todo) -> bool:
         """Whether a model of a server that failed is not as it was when it was started: that is no fault of its own."""
-        names = models_of(self.inventory, [todo.server])
-        if self.target.machines is None or self.target.ours or not names:
-            return False
-        machine = self.target.machines.machines[self.target.name]
-        jobs = [staging.job_for(name, self.inventory.models[name], machine) for name in names]
         with contextlib.suppress(StagingError, TransportError):
-            return not all(staging.look(self.target.transport, job).well for job in jobs)
+            return not all(staging.look(self.targets[place].transport, job).well for place, job in self._staged(todo))
         return False
+
+    def _staged(self, todo: _Todo) -> list[tuple[str, dict[str, Any]]]:
+        """(machine, staging job) of each model that a server reads from memory, on each of its machines."""
+        names = models_of(self.inventory, [todo.server])
+        if self.target.machines is None or self.target.ours:
+            return []
+        machines = self.target.machines.machines
+        return [
+            (place, staging.job_for(name, self.inventory.models[name], machines[place]))
+            for place in self._places(todo.launch)
+            for name in names
+        ]
 
     # -- what is to be measured
 
@@ -407,7 +438,7 @@ class _Bench:
 
         Cells leave `todo.pending` as they get records. Raises _BrokenOff where something outside of it ended it.
         """
-        server = todo.launch.server
+        server, places = todo.launch.server, self._places(todo.launch)
         self.tell(
             "server",
             server=todo.server,
@@ -442,9 +473,10 @@ class _Bench:
         except Refused:
             raise
         except (TransportError, SupervisionError) as error:
-            raise _BrokenOff(Failure("machine_away", str(error)), self.guard.away() or str(error), None) from None
+            away = self.guards.away(places)
+            raise _BrokenOff(Failure("machine_away", str(error)), away or str(error), None) from None
         except StartFailed as error:
-            away = self.guard.away()
+            away = self.guards.away(places)
             if away or _from_outside(error.failure) or self._spoilt(todo):
                 raise _BrokenOff(error.failure, away, None) from None
             if error.failure.kind == "no_room":
@@ -476,7 +508,7 @@ class _Bench:
                     api_key=api_key,
                     unstable_above=self.plan.unstable_above,
                 )
-                away = self.guard.away()
+                away = self.guards.away(places)
                 if away or (what.failure is not None and (_from_outside(what.failure) or self._spoilt(todo))):
                     # also a cell that came out well: whatever it measured, it was not one boot
                     raise _BrokenOff(what.failure or Failure("rebooted", away), away, up.state)
@@ -490,7 +522,7 @@ class _Bench:
                     self._fail(replace(record.failure, summary=f"not measured: {record.failure.summary}"), left, up)
                     return
         finally:
-            self._stopped(up)
+            self._stopped(up, places)
             self.run.event("server_stopped", server=todo.server)
 
     def _wait_until_free(self, gauges: Gauges, server: str) -> None:
@@ -500,14 +532,14 @@ class _Bench:
             self.run.event("memory_held", server=server, bytes={str(gpu): size for gpu, size in held.items()})
             self.tell("memory_held", server=server, held=held)
 
-    def _stopped(self, up: Up) -> None:
+    def _stopped(self, up: Up, places: Sequence[str]) -> None:
         """Stops a server. On a machine that is away it is found and stopped later, by its mark."""
         try:
             take_down(up, self.supervisor)
         except Refused:
             raise
         except (TransportError, SupervisionError):
-            if not self.guard.away():
+            if not self.guards.away(places):
                 raise
 
 

@@ -7,7 +7,7 @@ what was measured. Wrong verdicts are worse than slow ones: a machine on its way
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -99,10 +99,12 @@ class Guard:
         heal: Callable[[Happened | None], list[Mapping[str, Any]]],
         *,
         within_s: float = WITHIN_S,
+        first: bool = True,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.ways, self.run, self.tell, self.heal = ways, run, tell, heal
+        """`first`: the box that is measured on, and not a further one of a server over several machines."""
+        self.ways, self.run, self.tell, self.heal, self._first = ways, run, tell, heal, first
         self.within_s, self._sleep, self._clock = within_s, sleep, clock
         self.known: BoxBoot | None = None
 
@@ -132,15 +134,24 @@ class Guard:
     def _last(self) -> BoxBoot | None:
         """The boot of this box at the campaign's last event."""
         for event in reversed(self.run.events()):
-            stored = event.get("boot")
-            if isinstance(stored, Mapping) and stored.get("box") == self.ways.name:
-                return boot.from_json(stored)
+            known = event.get("boot")
+            if not isinstance(known, Mapping):
+                continue
+            for stored in (known, *(known.get("others") or ())):
+                if stored.get("box") == self.ways.name:
+                    return boot.from_json(stored)
         return None
 
     def _know(self, now: BoxBoot) -> None:
         self.known = whole(now, self.known)
         assert self.known is not None
-        self.run.boot = {"box": self.ways.name, **self.known.as_json()}
+        mine = {"box": self.ways.name, **self.known.as_json()}
+        before = self.run.boot or {}
+        others = [one for one in before.get("others", ()) if one["box"] != self.ways.name]
+        if self._first:
+            self.run.boot = {**mine, **({"others": others} if others else {})}
+        else:
+            self.run.boot = {**before, "others": [*others, mine]}
 
     def away(self) -> str:
         """Why the box is not there as it was: it does not answer, started anew, or is going down. Empty: it is.
@@ -249,3 +260,36 @@ class Guard:
         except TransportError:
             return False
         return "stopped" in done.text
+
+
+class Guards:
+    """The guards of a phase's boxes: of the one it is measured on, and of those that servers run on beside it."""
+
+    def __init__(self, guards: Sequence[Guard]) -> None:
+        self._guards = {guard.ways.name: guard for guard in guards}
+
+    def _of(self, names: Sequence[str]) -> list[Guard]:
+        return [self._guards[name] for name in names] if names else list(self._guards.values())
+
+    def begin(self, *, check: bool = False) -> None:
+        """As `Guard.begin`, of all."""
+        for guard in self._guards.values():
+            guard.begin(check=check)
+
+    def away(self, names: Sequence[str]) -> str:
+        """Why the first of these boxes that is not there as it was is not. Empty: all are. No names: all boxes."""
+        return next((why for guard in self._of(names) if (why := guard.away())), "")
+
+    def recover(self, why: str, serves: Callable[[], bool | None], names: Sequence[str]) -> Happened:
+        """Has each of these boxes that is away waited for and healed; where none says that it is, the first.
+
+        What happened: that a box started anew counts before all else. `serves` is of the first box's server.
+        """
+        guards = self._of(names)
+        away = [(guard, said) for guard in guards if (said := guard.away())] or [(guards[0], why)]
+        found = [guard.recover(said, serves if guard is guards[0] else lambda: None) for guard, said in away]
+        return next((what for what in found if what in RESTARTS), found[0])
+
+    def tend(self, what: Happened | None, names: Sequence[str], *, same: bool = False) -> list[Mapping[str, Any]]:
+        """As `Guard.tend`, of each of these."""
+        return [step for guard in self._of(names) for step in guard.tend(what, same=same)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuctl.facts.boot import Happened
-from gpuctl.guard import Guard, Stopped, Ways, look
+from gpuctl.guard import Guard, Guards, Stopped, Ways, look
 from gpuctl.store import Run
 from gpuctl.transport import Completed, Refused, Unreachable
 
@@ -38,17 +38,18 @@ def up(boot, ticks=500, state="running"):
 class Box:
     """ct200 on kpro6; `then` happens while the guard sleeps, one after the other."""
 
-    def __init__(self, folder, then=(), within_s=600.0, heal=None):
-        self.guest, self.node = Machine("ct200", up(B)), Machine("kpro6", (A, 1, "", "running"))
+    def __init__(self, folder, then=(), within_s=600.0, heal=None, name="ct200", run=None):
+        self.guest, self.node = Machine(name, up(B)), Machine("kpro6", (A, 1, "", "running"))
         self.then, self.time, self.told, self.healed = list(then), 0.0, [], []
-        self.run = Run(folder / "run")
-        self.run.folder.mkdir(parents=True)
+        self.run = run or Run(folder / "run")
+        self.run.folder.mkdir(parents=True, exist_ok=True)
         self.guard = Guard(
-            Ways("ct200", self.guest, self.node, 200),
+            Ways(name, self.guest, self.node, int(name[2:])),
             self.run,
             lambda event, **facts: self.told.append((event, facts)),
             heal or self.heal,
             within_s=within_s,
+            first=run is None,
             sleep=self.sleep,
             clock=lambda: self.time,
         )
@@ -222,3 +223,52 @@ def test_away_says_why_in_one_line(tmp_path):
         box.guest.answer = answer
         assert said in box.guard.away()
         assert "\n" not in box.guard.away()
+
+
+class Two:
+    """ct200, on which it is measured, and ct210 beside it for some of the servers."""
+
+    def __init__(self, folder, then=()):
+        self.first = Box(folder)
+        self.second = Box(folder, then, name="ct210", run=self.first.run)
+        self.guards = Guards([self.first.guard, self.second.guard])
+        self.guards.begin()
+        self.first.healed.clear()
+        self.second.healed.clear()
+
+    def recover(self, *names):
+        return self.guards.recover("lost sight of it", lambda: True, names)
+
+
+def test_of_a_server_over_two_machines_the_one_that_started_anew_is_healed(tmp_path):
+    two = Two(tmp_path, [set_to(up(D, 9000))])
+    two.second.guest.answer = GONE
+    assert two.guards.away(["ct200"]) == "", "a server on the first alone has nothing to do with it"
+    assert "no answer" in two.guards.away(["ct200", "ct210"])
+    assert two.recover("ct200", "ct210") is Happened.GUEST_RESTART
+    assert (two.first.healed, two.second.healed) == ([], [Happened.GUEST_RESTART])
+    assert [event["box"] for event in two.first.run.events() if event["event"] == "machine_back"] == ["ct210"]
+
+
+def test_both_machines_of_a_server_are_waited_for_and_healed_when_both_went(tmp_path):
+    two = Two(tmp_path)
+    two.first.guest.answer = up(D, 9000)
+    two.second.guest.answer, two.second.node.answer = up(C, 8000), (D, 1, "", "running")
+    assert two.recover("ct200", "ct210") is Happened.GUEST_RESTART
+    assert (two.first.healed, two.second.healed) == ([Happened.GUEST_RESTART], [Happened.NODE_REBOOT])
+
+
+def test_when_only_the_server_ended_each_of_its_machines_is_looked_after(tmp_path):
+    two = Two(tmp_path)
+    two.guards.tend(Happened.SERVICE_DIED, ["ct200", "ct210"])
+    assert two.first.healed == two.second.healed == [Happened.SERVICE_DIED]
+
+
+def test_what_happened_to_the_further_machine_between_two_commands_is_known_too(tmp_path):
+    two = Two(tmp_path)
+    two.first.run.event("cell_done")
+    assert two.first.run.events()[-1]["boot"]["box"] == "ct200", "what is measured is measured on the first"
+    two.second.guest.answer = up(D, 9000)
+    anew = Guard(two.second.guard.ways, two.first.run, lambda *_, **__: None, two.second.heal, first=False)
+    assert anew.begin() is Happened.GUEST_RESTART
+    assert two.second.healed == [Happened.GUEST_RESTART]
