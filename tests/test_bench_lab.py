@@ -71,9 +71,12 @@ class Desk:
             found[record["cell"]["server"]] = record
         return found
 
-    def events(self) -> list[str]:
+    def told(self) -> list[dict]:
         path = self.folder / "runs/lab/events.jsonl"
-        return [json.loads(line)["event"] for line in path.read_text().splitlines()] if path.exists() else []
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def events(self) -> list[str]:
+        return [event["event"] for event in self.told()]
 
     def wait_for(self, event: str, times: int = 1, seconds: float = 90) -> None:
         end = time.monotonic() + seconds
@@ -185,7 +188,7 @@ TWO = """
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("desk", ["ct200"], indirect=True)
-def test_a_server_over_two_machines_is_started_fails_and_is_stopped_together(desk):
+def test_a_server_over_two_machines_is_started_healed_fails_and_is_stopped_together(desk):
     other = ["systemctl", "is-active", "gpuctl-two"]
     servers = desk.inventory / "servers.yml"
     servers.write_text(servers.read_text() + TWO)
@@ -198,6 +201,10 @@ def test_a_server_over_two_machines_is_started_fails_and_is_stopped_together(des
             time.sleep(0.1)
         argv = [desk.lab.check(guest, ["systemctl", "cat", "gpuctl-two"]) for guest in ("ct200", "ct210")]
         assert ['"--node-rank" "0"' in argv[0], '"--node-rank" "1"' in argv[1]] == [True, True]
+        desk.lab.check("kpro7", ["pct", "reboot", "210"])
+        desk.wait_for("server_ready", 2)
+        back = [event for event in desk.told() if event["event"] == "machine_back"]
+        assert [(event["box"], event["happened"]) for event in back] == [("ct210", "guest_restart")]
         desk.lab.check("ct210", ["systemctl", "kill", "--signal=ABRT", "gpuctl-two"])
         out, err = process.communicate(timeout=90)
         failure = desk.records()["two"]["failure"]
