@@ -210,13 +210,17 @@ class Glancing:
             way.close()
 
     def __call__(self) -> dict[str, Mapping[str, Any] | TransportError]:
-        """By name: the answer, or why there is none."""
+        """By name: the answer, or why there is none. "sshd" in it: why it had to be asked through its node."""
         names = [machine.name for machine in self._machines]
         answers = each([self._ways[name] for name in names], self._look, timeout=GLANCE_S)
         lost = [m for m in self._machines if isinstance(answers[m.name], Unreachable) and _has_node(m, self._inventory)]
         if lost:
             again = each([through_node(m, self._ways) for m in lost], self._look, timeout=GLANCE_S)
-            answers |= {name: found for name, found in again.items() if not isinstance(found, TransportError)}
+            answers |= {
+                name: {**found, "sshd": str(answers[name])}
+                for name, found in again.items()
+                if not isinstance(found, TransportError)
+            }
         return answers
 
     def _look(self, way: Transport) -> Mapping[str, Any]:

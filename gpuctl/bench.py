@@ -719,9 +719,9 @@ def _make_models(inventory: Inventory, launches: Mapping[str, Launch], tell: Tel
         if model.make != "tiny":
             raise BenchError(f"{inventory.folder}/models.yml: make: {model.make!r} is not known; there is: tiny")
         if not Path(launch.model).exists():
-            tell("model_made", path=launch.model)
             try:
                 tiny_model.write(Path(launch.model))
+                tell("model_made", path=launch.model)
             except ImportError as error:
                 raise BenchError(f"{launch.model}: {error.name} is missing: pip install 'gpuctl-llm[local]'") from error
             except OSError as error:

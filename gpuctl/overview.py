@@ -73,6 +73,8 @@ def glance(
     attention: list[str] = []
     units = tuple(_units(answer))
     weights = tuple(model for model in _weights(answer, models) if model.name in wanted or model.size_bytes is not None)
+    if answer.get("sshd"):
+        attention.append(f"seen through its node only, since over SSH: {answer['sshd']}")
     said = answer.get("units")
     if isinstance(said, Mapping):
         attention.append(f"units cannot be seen: {said.get('error')}")

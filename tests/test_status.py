@@ -81,6 +81,13 @@ def test_boxes_campaigns_and_what_needs_attention(golden):
     golden("status.txt", overview.as_text(boxes, campaigns))
 
 
+def test_a_guest_that_only_its_node_reaches_needs_attention():
+    box = overview.glance("ct200", well(gpus=[], sshd="ct200: root@ct200:22: No route to host"), MODELS, ())
+    assert list(overview.attention_of([box])) == [
+        "ct200: seen through its node only, since over SSH: ct200: root@ct200:22: No route to host"
+    ]
+
+
 def test_a_box_that_is_well_needs_nobody():
     box = overview.glance("ct200", well(gpus=[gpu(0, 2)]), {}, ())
     assert box.attention == ()

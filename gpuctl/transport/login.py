@@ -181,7 +181,7 @@ class _Keys:
                             ) from None
                         raise EOFError from None
                     refused.append(label)
-        tried = f"it refused {', '.join(refused)}" if refused else "there is no key to offer"
+        tried = f"it refused {', '.join(dict.fromkeys(refused))}" if refused else "there is no key to offer"
         raise Refused("; ".join([f"{self._hop}: login refused: {tried}", *notes]))
 
     def _offers(self, stack: contextlib.ExitStack, notes: list[str]) -> Iterator[tuple[str, Any]]:
