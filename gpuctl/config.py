@@ -10,7 +10,7 @@ import difflib
 import fnmatch
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,15 @@ from gpuctl import nccl
 from gpuctl.yamltext import Document, NotYaml, parse
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"  # becomes a unit name, a file name and a column of a table
+_MEET = r"^(\[[0-9A-Fa-f:]+\]|[^\s:\[\]]+):\d{1,5}$"
+_CPUS = r"^\d+(-\d+)?(,\d+(-\d+)?)*$"
+_PATTERNS = {
+    NAME: "a name of letters, digits, dot, dash, underscore",
+    _MEET: "host:port",
+    _CPUS: "numbers of CPUs, as 0-31,64,",
+}
 Scalar = bool | int | float | str
+_Key = tuple[str | int, ...]  # where a part stands in its file
 
 
 class ConfigError(Exception):
@@ -36,13 +44,13 @@ class ConfigError(Exception):
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Model(_Strict):
     """Weights a server loads. `path` is where the server finds them; `source` where staging takes them from."""
 
-    path: str
+    path: str = Field(min_length=1)
     hub: str | None = None  # Hugging Face id
     revision: str = "main"
     source: str | None = None  # a folder, a hub cache, ssh://host/folder
@@ -69,13 +77,11 @@ class Server(_Strict):
     port: int = Field(default=30000, ge=1, le=65535)
     url: str | None = None  # engine external: where it answers
     nodes: list[str] = []  # boxes; more than one runs the engine's own multi-node mode, the first one answers
-    meet: str | None = Field(
-        default=None, pattern=r"^(\[[0-9A-Fa-f:]+\]|[^\s:\[\]]+):\d{1,5}$"
-    )  # where those find each other
+    meet: str | None = Field(default=None, pattern=_MEET)  # where those find each other
     user: str | None = None  # service user of the unit
     nccl: str | None = None  # profile of NCCL variables
     numa: str | None = None  # numactl arguments, tried before they are used
-    cpus: str | None = Field(default=None, pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")  # CPUAffinity=, as 0-31,64; tried
+    cpus: str | None = Field(default=None, pattern=_CPUS)  # CPUAffinity=, as 0-31,64; tried
     title: str | None = None
     ready_within_s: float = Field(default=900, gt=0)
     api_key_file: str | None = None  # file on the controller with the key that clients must send
@@ -203,12 +209,15 @@ class _Checker:
         self.mistakes = mistakes
         self.multi_node = multi_node
         self.machines: set[str] | None = None  # names in hosts.yml; None where ranges make more of them
+        # What has mistakes of its own: to name it elsewhere is no further mistake. None: which ones is not known.
+        self.broken: dict[str, set[str] | None] = {"models.yml": set(), "servers.yml": set()}
 
     def document(self, text: str, name: str) -> tuple[Any, Document]:
         try:
             document = parse(text, str(self.folder / name))
         except NotYaml as error:
             self.mistakes.append(str(error))
+            self.broken[name] = None
             return None, Document(str(self.folder / name), None, {}, ())
         for path, line in document.twice:
             first = document.lines[path]
@@ -217,23 +226,33 @@ class _Checker:
             )
         return document.value, document
 
-    def say(self, places: Document, path: tuple[str | int, ...], what: str) -> None:
+    def say(self, places: Document, path: _Key, what: str) -> None:
         key = ".".join(str(part) for part in path)
-        self.mistakes.append(f"{places.at(*path)}: {key + ': ' if key else ''}{what}")
+        mistake = f"{places.at(*path)}: {key + ': ' if key else ''}{what}"
+        if mistake not in self.mistakes:  # what stands in `defaults` is one mistake, however many servers use it
+            self.mistakes.append(mistake)
 
-    def validate(self, kind: Any, value: Any, name: str, places: Document, prefix: tuple[str | int, ...] = ()) -> Any:
-        """`value` as `kind`, or None and the mistakes told."""
+    def is_broken(self, file: str, name: str) -> bool:
+        names = self.broken[file]
+        return names is None or name in names
+
+    def breaks(self, file: str, name: str) -> None:
+        names = self.broken[file]
+        if names is not None:
+            names.add(name)
+
+    def validate(self, kind: Any, value: Any, places: Document, bases: Sequence[_Key] = ((),)) -> Any:
+        """`value` as `kind`, or None and the mistakes told. A part stands below the first of `bases` that has it."""
         try:
             return TypeAdapter(kind).validate_python(value)
         except ValidationError as error:
-            seen: set[tuple[Any, str]] = set()
+            seen: set[_Key] = set()
             for problem in error.errors(include_url=False):
                 # a union reports one problem a member, and its members' names are no keys of the file
                 where = tuple(p for p in problem["loc"] if not _is_union_member(p))
-                what = _in_words(problem, kind)
-                if (where, what) not in seen and not any(w == where for w, _ in seen):
-                    seen.add((where, what))
-                    self.say(places, prefix + where, what)
+                if not any(where[: len(told)] == told for told in seen):
+                    seen.add(where)
+                    self.say(places, _stands(places, bases, where), _in_words(problem, kind))
             return None
 
     def mapping(self, text: str, name: str, kind: type[BaseModel]) -> dict[str, Any]:
@@ -246,9 +265,11 @@ class _Checker:
         result = {}
         for key, item in value.items():
             self.check_name(name, places, (key,), key)
-            checked = self.validate(kind, item, name, places, (key,))
+            checked = self.validate(kind, item, places, [(key,)])
             if checked is not None:
                 result[str(key)] = checked
+            else:
+                self.breaks(name, str(key))
         return result
 
     def check_name(self, file: str, places: Document, path: tuple[str | int, ...], name: Any) -> None:
@@ -258,8 +279,9 @@ class _Checker:
     def servers(self, text: str, models: Mapping[str, Model], engines: tuple[str, ...]) -> dict[str, Server]:
         file = "servers.yml"
         value, places = self.document(text, file)
-        raw = self.validate(_Servers, value if value is not None else {"servers": {}}, file, places)
+        raw = self.validate(_Servers, value if value is not None else {"servers": {}}, places)
         if raw is None:
+            self.broken[file] = None
             return {}
         result: dict[str, Server] = {}
         for pattern, entry in raw.servers.items():
@@ -268,54 +290,59 @@ class _Checker:
             variables = entry.pop("for", {})
             uses = entry.pop("use", [])
             uses = [uses] if isinstance(uses, str) else uses
+            uses = uses if isinstance(uses, list) else []
+            if unknown := [use for use in uses if not isinstance(use, str) or use not in raw.defaults]:
+                for use in unknown:
+                    self.say(places, (*path, "use"), f"no defaults {use!r}{_did_you_mean(str(use), raw.defaults)}")
+                self.breaks(file, pattern)
+                continue
             merged: dict[str, Any] = {}
-            for use in uses if isinstance(uses, list) else []:
-                if use not in raw.defaults:
-                    self.say(places, (*path, "use"), f"no defaults {use!r}{_did_you_mean(use, raw.defaults)}")
-                    continue
+            for use in uses:
                 merged = _merge(merged, raw.defaults[use])
             merged = _merge(merged, entry)
+            bases = [path, *(("defaults", use) for use in reversed(uses))]
             try:
                 rows = list(_matrix(variables))
             except ValueError as error:
                 self.say(places, (*path, "for"), str(error))
+                self.broken[file] = None
                 continue
             for row in rows:
                 try:
                     name, filled = str(_fill(pattern, row)), _fill(merged, row)
                 except jinja2.TemplateError as error:
                     self.say(places, path, f"{error.message}; `for` gives: {', '.join(row) or 'nothing'}")
+                    self.broken[file] = None
                     break
                 self.check_name(file, places, path, name)
                 if name in result:
                     self.say(places, path, f"a second server named {name!r}; put what differs into the name")
                     continue
-                server = self.validate(Server, filled, file, places, path)
+                server = self.validate(Server, filled, places, bases)
                 if server is None:
-                    break
-                self._cross_check(server, file, places, path, models, engines)
+                    self.breaks(file, name)
+                    continue
+                self._cross_check(server, places, bases, models, engines)
                 result[name] = server
         return result
 
     def _cross_check(
         self,
         server: Server,
-        file: str,
         places: Document,
-        path: tuple[str | int, ...],
+        bases: Sequence[_Key],
         models: Mapping[str, Model],
         engines: tuple[str, ...],
     ) -> None:
+        path = bases[0]
         if server.engine not in engines:
-            self.say(
-                places,
-                (*path, "engine"),
-                f"no engine {server.engine!r}{_did_you_mean(server.engine, engines)}",
-            )
+            where = _stands(places, bases, ("engine",))
+            self.say(places, where, f"no engine {server.engine!r}{_did_you_mean(server.engine, engines)}")
         for key in ("model", "draft"):
             wanted = getattr(server, key)
-            if wanted is not None and wanted not in models:
-                self.say(places, (*path, key), f"no model {wanted!r}{_did_you_mean(wanted, models)}")
+            if wanted is not None and wanted not in models and not self.is_broken("models.yml", wanted):
+                where = _stands(places, bases, (key,))
+                self.say(places, where, f"no model {wanted!r}{_did_you_mean(wanted, models)}")
         if server.engine == "external":
             if not server.url:
                 self.say(places, (*path, "url"), "engine external needs the url where the server answers")
@@ -338,7 +365,7 @@ class _Checker:
     ) -> tuple[str | None, dict[str, PhasePlan]]:
         file = "phases.yml"
         value, places = self.document(text, file)
-        raw = self.validate(_Phases, value if value is not None else {"phases": {}}, file, places)
+        raw = self.validate(_Phases, value if value is not None else {"phases": {}}, places)
         if raw is None:
             return None, {}
         result = {}
@@ -348,14 +375,14 @@ class _Checker:
             chosen: list[str] = []
             for index, pattern in enumerate(phase.servers):
                 hits = [s for s in servers if fnmatch.fnmatchcase(s, pattern)]
-                if not hits and servers:
+                if not hits and servers and not self._of_broken(pattern):
                     self.say(
                         places,
                         (*path, "servers", index),
                         f"no server {pattern!r} in servers.yml{_did_you_mean(pattern, servers)}",
                     )
                 chosen += [s for s in hits if s not in chosen]
-            if phase.baseline is not None and phase.baseline not in chosen and servers:
+            if phase.baseline is not None and phase.baseline not in chosen and not self._of_broken(phase.baseline):
                 self.say(places, (*path, "baseline"), f"{phase.baseline!r} is not one of the phase's servers")
             uses = []
             for index, item in enumerate(phase.workloads):
@@ -366,12 +393,12 @@ class _Checker:
                     continue
                 parameters = dict(parameters or {})
                 only = parameters.pop("servers", None)
-                checked = self.validate(workloads[workload], parameters, file, places, where)
+                checked = self.validate(workloads[workload], parameters, places, [where])
                 if checked is None:
                     continue
                 patterns = [only] if isinstance(only, str) else only or ["*"]
                 matching = tuple(s for s in chosen if any(fnmatch.fnmatchcase(s, p) for p in patterns))
-                if not matching and chosen:
+                if not matching and chosen and not any(map(self._of_broken, patterns)):
                     self.say(places, (*where, "servers"), f"none of the phase's servers is {only}")
                 uses.append(WorkloadUse(workload, parameters, matching))
             result[name] = PhasePlan(
@@ -385,6 +412,16 @@ class _Checker:
                 tuple(uses),
             )
         return raw.campaign, result
+
+    def _of_broken(self, pattern: str) -> bool:
+        """Whether a pattern may mean servers that have mistakes of their own."""
+        names = self.broken["servers.yml"]
+        return names is None or any(fnmatch.fnmatchcase(name, pattern) for name in names)
+
+
+def _stands(places: Document, bases: Sequence[_Key], part: _Key) -> _Key:
+    """Where a part stands that any of these mappings may bring."""
+    return next(((*base, *part) for base in bases if (*base, *part) in places.lines), (*bases[0], *part))
 
 
 def _machine_names(value: Any) -> set[str] | None:
@@ -442,7 +479,7 @@ def _fill(value: Any, variables: Mapping[str, Any]) -> Any:
 
 def _is_union_member(part: Any) -> bool:
     return isinstance(part, str) and (
-        part in {"bool", "int", "float", "str"} or part.startswith(("list[", "nullable["))
+        part in {"bool", "int", "float", "str"} or part.startswith(("list[", "dict[", "nullable["))
     )
 
 
@@ -463,6 +500,14 @@ def _in_words(problem: Any, kind: Any) -> str:
         return "missing"
     if what == "value_error":
         return str(problem["ctx"]["error"])
+    if what == "string_too_short":
+        return "it is empty"
+    bounds = {"greater_than": "more than", "greater_than_equal": "at least", "less_than_equal": "at most"}
+    if what in bounds:
+        (bound,) = problem["ctx"].values()
+        return f"{bounds[what]} {bound} is expected, not {given!r}"[:200]
+    if what == "string_pattern_mismatch" and (words := _PATTERNS.get(problem["ctx"]["pattern"])):
+        return f"{words} is expected, not {given!r}"[:200]
     expected = {
         "string_type": "text",
         "int_type": "a whole number",
@@ -473,6 +518,8 @@ def _in_words(problem: Any, kind: Any) -> str:
         "tuple_type": "a list",
         "model_type": "a mapping",
     }.get(what)
+    if expected and any(map(_is_union_member, problem["loc"])):
+        expected = "text, a number, true or false, or a list of these"
     if expected:
         return f"{expected} is expected, not {_kind(given)} {given!r}"[:200]
     return f"{problem['msg'][0].lower()}{problem['msg'][1:]}, not {given!r}"[:200]

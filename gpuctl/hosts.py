@@ -2,15 +2,15 @@
 
 The groups `nodes` and `guests` say what a machine is. Used are the variables that say how to get there (ansible_host,
 ansible_port, ansible_user, ansible_ssh_private_key_file, ansible_ssh_common_args, ansible_become, ansible_connection:
-ssh, local or pct) and three of ours: gpuctl_node and gpuctl_vmid, a guest's node and its number there, and
-gpuctl_address, where other machines reach it. Templates in them may use the machine's other variables,
-inventory_hostname and inventory_dir.
+ssh, local or pct) and our own (OURS). Templates in them may use the machine's other variables, inventory_hostname and
+inventory_dir.
 
 `read` is pure; `load` reads the folder, `transports` makes the ways to the machines.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +23,16 @@ from gpuctl.transport.hops import settings
 from gpuctl.yamltext import Document, NotYaml, parse
 
 FILES = ("hosts.yml", "hosts.yaml")
+OURS = (
+    "gpuctl_node",  # of a guest: the node it runs on
+    "gpuctl_vmid",  # its number there
+    "gpuctl_address",  # where other machines reach it, for servers over several
+    "gpuctl_serves",  # a server or a list of them, for `gpuctl restore`
+    "gpuctl_tmpfs",  # where models are staged, see staging.py
+    "gpuctl_hub_cache",  # where downloads go first
+    "gpuctl_hub_endpoint",  # HF_ENDPOINT there: a mirror of the hub
+    "gpuctl_gpus",  # what `gpuctl plan` takes for granted without the machine
+)
 
 
 class BadInventory(Exception):
@@ -274,6 +284,8 @@ def _range(name: str) -> list[str]:
     width = len(first) if first.startswith("0") and len(first) > 1 else 0
     if width and len(last) != width:
         return [name]  # Ansible refuses it; the brackets left in the name say so
+    if int(last) - int(first) > 10_000:
+        return [name]  # a slip of the finger
     numbers = range(int(first), int(last) + 1, int(step or 1) or 1)
     return [f"{before}{number:0{width}d}{rest}" for number in numbers for rest in _range(after)]
 
@@ -333,6 +345,11 @@ def _machine(name: str, kind: str, variables: Mapping[str, Any], source: Path) -
     for key in ("ansible_host_key_checking", "ansible_ssh_host_key_checking"):
         if str(value(key)).lower() in ("false", "no", "off", "0"):
             wrong.append(f"{key}: host keys are always checked; put the machine's key into known_hosts")
+    wrong += [
+        f"{key}: no variable of gpuctl's; {_nearest(key)}"
+        for key in variables
+        if key.startswith("gpuctl_") and key not in OURS
+    ]
     vmid = number(value("gpuctl_vmid"), "gpuctl_vmid", 100, 999999999)
     node = value("gpuctl_node")
     port = number(value("ansible_port", "ansible_ssh_port"), "ansible_port", 1, 65535)
@@ -358,6 +375,11 @@ def _machine(name: str, kind: str, variables: Mapping[str, Any], source: Path) -
         vmid=vmid,
         vars=dict(variables),
     ), wrong
+
+
+def _nearest(key: str) -> str:
+    close = difflib.get_close_matches(key, OURS, n=1)
+    return f"did you mean {close[0]}?" if close else f"there are: {', '.join(OURS)}"
 
 
 def _contradictions(machines: Mapping[str, Machine], nodes: Sequence[str]) -> Iterator[tuple[str, str]]:

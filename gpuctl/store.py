@@ -35,8 +35,11 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+_ANOTHER = "--runs names another folder"
+
+
 @contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def _explained(path: Path, instead: str = _ANOTHER) -> Iterator[None]:
     """OSErrors as one line with the place and what to do."""
     try:
         yield
@@ -46,14 +49,19 @@ def _explained(path: Path) -> Iterator[None]:
                 f"{path}: the disk is full; free some room, then give the same command", full=True
             ) from error
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            raise StoreError(f"{path}: cannot be written ({error.strerror}); --runs names another folder") from error
-        raise StoreError(f"{path}: {error.strerror}; --runs names another folder") from error
+            raise StoreError(f"{path}: cannot be written ({error.strerror}); {instead}") from error
+        # a folder that is to be made where a file is
+        why = os.strerror(errno.ENOTDIR) if error.errno == errno.EEXIST else error.strerror
+        raise StoreError(f"{path}: {why}; {instead}") from error
 
 
-def write(path: Path, data: bytes) -> None:
-    """By temporary file, fsync and rename: after a crash there is the old file or the new one. Raises StoreError."""
+def write(path: Path, data: bytes, *, instead: str = _ANOTHER) -> None:
+    """By temporary file, fsync and rename: after a crash there is the old file or the new one.
+
+    `instead`: what to do where it cannot be written, for the message. Raises StoreError.
+    """
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with _explained(path):
+    with _explained(path, instead):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with draft.open("wb") as file:

@@ -51,7 +51,10 @@ def parse(text: str, file: str) -> Document:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{file}:{mark.line + 1}" if mark else file
-        raise NotYaml(f"{where}: {' '.join(str(error.problem or error.context).split())}") from None
+        why = " ".join(str(error.problem or error.context).split())
+        if "'\\t'" in why:
+            why = "a tab where blanks are needed: YAML is indented by blanks"
+        raise NotYaml(f"{where}: {why}") from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise NotYaml(f"{file}:{line}: a character that may not stand there: #x{error.character:02x}") from None

@@ -71,6 +71,18 @@ def test_every_verb_has_help_that_fits_a_terminal():
         (["doctor", "--explain", "everything"], 2, "no check 'everything'"),
         (["report", "no-such-run"], 2, "no-such-run"),
         (["report", "--runs", "/nonexistent"], 2, "no run there yet"),
+        (["report", "README.md"], 2, "README.md is a file; a run is a folder"),
+        (["report", "runs/nothing-of-this-name"], 2, "gpuctl: runs/nothing-of-this-name does not exist"),
+        (["report", "--compare", "a", "--fail-on", "nan"], 2, "'nan' is no number"),
+        (["status", "--watch", "--every", "inf"], 2, "inf"),
+        (["load", "http://127.0.0.1:9", "--rate", "inf"], 2, "'inf' is no number"),
+        (["load", "http://127.0.0.1:9", "--concurrency", "99999999"], 2, "1<=x<=65535"),
+        (["load", "http://127.0.0.1:9", "--raw", "tests"], 2, "gpuctl: tests: Is a directory\n"),
+        (["tunnel", "99999"], 2, "99999 is no port: 1 to 65535"),
+        (["bench", "demo", "--check", "--run", "../../elsewhere"], 2, "'../../elsewhere' is no name"),
+        (["plan", "tp1-auto", "-i", "kpro6", "--offline", "--engine-version", "newest"], 2, "begins with a digit"),
+        (["completion", "tcsh"], 2, "'bash', 'zsh', 'fish'"),
+        (["completion"], 2, "Choose from: bash, zsh, fish;"),
     ],
 )
 def test_a_mistake_is_a_line_and_an_exit_code(words, code, said):
@@ -81,6 +93,23 @@ def test_a_mistake_is_a_line_and_an_exit_code(words, code, said):
     assert done.stdout == ""
     assert done.stderr.startswith("gpuctl: ")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["doctor", "--from", "tests/boxes/h200/healthy.json", "--save"],
+        ["topo", "--from", "tests/boxes/h200/healthy.json", "--svg"],
+    ],
+)
+@pytest.mark.parametrize("place", ["", "file/below"])
+def test_a_file_that_cannot_be_written_is_a_mistake_and_leaves_nothing(tmp_path, words, place):
+    (tmp_path / "file").touch()
+    done = gpuctl(*words, str(tmp_path / place))
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"gpuctl: {tmp_path / place}: ")
+    assert done.stderr.endswith(f"; {words[-1]} names another file\n")
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
 
 
 def test_the_inventory_may_stand_before_the_verb_or_behind_it():

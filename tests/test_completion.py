@@ -33,6 +33,11 @@ def completed(line):
         ("gpuctl render -i kpro6 k26", ["k26-auto", "k26-eagle3"]),
         ("gpuctl bench tp1 -i kpro6 -t ct", ["ct200"]),
         ("gpuctl bench -i nowhere x", []),
+        ("gpuctl restore -i kpro6 -t ct", ["ct200"]),
+        ("gpuctl plan -i kpro6 k26", ["k26", "k26-auto", "k26-eagle3"]),
+        ("gpuctl stage -i kpro6 kimi-k2.6-", ["kimi-k2.6-eagle3"]),
+        ("gpuctl doctor --explain lxc_rule_s", ["lxc_rule_stale"]),
+        ("gpuctl status -i kp", ["kpro6"]),
         ("gpuctl completion f", ["fish"]),
     ],
 )

@@ -95,7 +95,7 @@ def test_all_mistakes_of_all_files_at_once(tmp_path):
         ({"servers": "servers:\n  plain: {engine: llamacpp, model: tiny}\n  plain: {engine: sglang, model: tiny}\n"}, "servers.yml:3: plain: a second time; it stands on line 2 already"),
         ({"phases": "phases:\n  demo:\n    servers: [plan]\n    workloads: []\n"}, "phases.yml:3: phases.demo.servers.0: no server 'plan' in servers.yml; did you mean 'plain'?"),
         ({"phases": "phases:\n  demo:\n    servers: [plain]\n    baseline: other\n    workloads: []\n"}, "phases.yml:4: phases.demo.baseline: 'other' is not one of the phase's servers"),
-        ({"phases": "phases:\n  demo:\n    servers: [plain]\n    workloads:\n      - context: {tokens: [1]}\n"}, "phases.yml:5: phases.demo.workloads.0.context: a context has at least 64 prompt tokens and one answered token"),
+        ({"phases": "phases:\n  demo:\n    servers: [plain]\n    workloads:\n      - context: {tokens: [1]}\n"}, "phases.yml:5: phases.demo.workloads.0.context: tokens: 1 is not from 64 to 10,000,000"),
         ({"phases": "phases:\n  demo:\n    servers: [plain]\n    workloads:\n      - decode: {prompts: [fob]}\n"}, "phases.yml:5: phases.demo.workloads.0.decode: no prompt 'fob'; there are: fib, qsort, arith, json, haiku"),
         ({"models": "tiny: [\n"}, "models.yml:2: expected the node content, but found '<stream end>'"),
         ({"models": "- a\n"}, "models.yml:1: a mapping of names is expected, not a list"),
@@ -103,6 +103,50 @@ def test_all_mistakes_of_all_files_at_once(tmp_path):
 )  # fmt: skip
 def test_a_mistake_is_one_line_with_its_place(tmp_path, files, line):
     assert line in mistakes(tmp_path, **files)
+
+
+@pytest.mark.parametrize(
+    ("files", "only"),
+    [
+        # what stands in `defaults` is told there, and once
+        ({"servers": "defaults:\n  base:\n    engine: lamacpp\n    modle: tiny\nservers:\n  plain: {use: base}\n  b: {use: base}\n"},
+         "servers.yml:4: defaults.base.modle: unknown key; did you mean 'model'?"),
+        ({"servers": "defaults:\n  base:\n    engine: lamacpp\n    model: tiny\nservers:\n  plain: {use: base}\n  b: {use: base}\n"},
+         "servers.yml:3: defaults.base.engine: no engine 'lamacpp'; did you mean 'llamacpp'?"),
+        ({"servers": "defaults:\n  base: {engine: llamacpp, model: tiny}\nservers:\n  plain: {use: base, flags: {c: [{a: 1}]}}\n"},
+         "servers.yml:4: servers.plain.flags.c: text, a number, true or false, or a list of these is expected, not a list [{'a': 1}]"),
+        # a mistake draws no others behind it
+        ({"models": "tiny:\n  path: a.gguf\n  stage: maybe\n"}, "models.yml:3: tiny.stage: true or false is expected, not text 'maybe'"),
+        ({"models": "tiny: {path: ''}\n"}, "models.yml:1: tiny.path: it is empty"),
+        ({"models": "tiny: [\n"}, "models.yml:2: expected the node content, but found '<stream end>'"),
+        ({"servers": "servers:\n\tplain: {}\n"}, "servers.yml:2: a tab where blanks are needed: YAML is indented by blanks"),
+        ({"servers": "servers:\n  plain:\n    use: bas\n"}, "servers.yml:3: servers.plain.use: no defaults 'bas'"),
+        ({"servers": "servers:\n  plain: {engine: llamacpp, model: tiny, port: 99999}\n"},
+         "servers.yml:2: servers.plain.port: at most 65535 is expected, not 99999"),
+        ({"servers": "servers:\n  plain: {engine: llamacpp, model: tiny, title: '{{ nope }}'}\n"},
+         "servers.yml:2: servers.plain: 'nope' is undefined; `for` gives: nothing"),
+        ({"phases": "campaign: ../../demo\n" + GOOD["phases.yml"]},
+         "phases.yml:1: campaign: a name of letters, digits, dot, dash, underscore is expected, not '../../demo'"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_once_where_it_stands(tmp_path, files, only):
+    assert mistakes(tmp_path, **files) == [only]
+
+
+@pytest.mark.parametrize(
+    ("workload", "said"),
+    [
+        ("decode: {max_tokens: [-5]}", "max_tokens: -5 is not from 1 to 10,000,000"),
+        ("concurrency: {concurrency: [1, 4000000000]}", "concurrency: 4,000,000,000 is not from 1 to 65,535"),
+        ("concurrency: {rounds: 0}", "rounds: 0 is not from 1 to 1,000"),
+        ("context: {tokens: [1000000000000]}", "tokens: 1,000,000,000,000 is not from 64 to 10,000,000"),
+        ("agentic: {turns: 99999999999}", "turns: 99,999,999,999 is not from 1 to 10,000"),
+        ("agentic: {turns: 10000, words_per_turn: 1000000}", "turns x words_per_turn x concurrency: 10,000,000,000 is"),
+    ],
+)
+def test_absurd_numbers_are_refused_before_texts_are_made_of_them(tmp_path, workload, said):
+    (line,) = mistakes(tmp_path, phases=GOOD["phases.yml"].replace("decode: {max_tokens: [8]}", workload))
+    assert said in line
 
 
 def test_missing_files_are_told_together(tmp_path):
@@ -159,7 +203,7 @@ def test_a_server_may_run_on_several_machines(tmp_path):
             "nodes: llamacpp runs on one machine; over several run sglang and vllm",
         ),
         ("engine: sglang, nodes: [ct200], meet: 'a:1'", "meet: only a server with several nodes needs it"),
-        ("engine: sglang, nodes: [ct200, ct210], meet: nowhere", "meet: string should match pattern"),
+        ("engine: sglang, nodes: [ct200, ct210], meet: nowhere", "meet: host:port is expected"),
     ],
 )
 def test_what_cannot_run_on_several_machines_is_named(tmp_path, server, said):

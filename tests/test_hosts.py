@@ -123,6 +123,11 @@ def test_variables_beside_the_inventory_win_over_it_group_by_group(tmp_path):
         ("a: {children: {b: {children: {a: }}}}\n", "is inside itself"),
         ("all: {hosts: {'a b': }}\n", "a b is no name of a machine"),
         ("all: {hosts: {'ct[01:100]': }}\n", "ct[01:100] is no name of a machine"),
+        ("all: {hosts: {'ct[1:99999999999]': }}\n", "ct[1:99999999999] is no name of a machine"),
+        (
+            "all: {hosts: {a: {gpuctl_servs: x}}}\n",
+            "gpuctl_servs: no variable of gpuctl's; did you mean gpuctl_serves?",
+        ),
         ("all: [\n", "hosts.yml:2: "),
         ("all: {hosts: {a: !!python/object:os.system {}}}\n", "hosts.yml:1: could not determine a constructor"),
     ],

@@ -79,8 +79,10 @@ def main(args: list[str] | None = None) -> None:
         code = USAGE
     except click.ClickException as error:
         ctx = getattr(error, "ctx", None)
-        words = error.format_message().rstrip(".").replace("\n", " ")
-        click.echo(f"gpuctl: {words}; {ctx.command_path if ctx else 'gpuctl'} --help says more", err=True)
+        words = " ".join(error.format_message().split()).rstrip(".")
+        # a question has named what was meant
+        more = "" if words.rstrip(")").endswith("?") else f"; {ctx.command_path if ctx else 'gpuctl'} --help says more"
+        click.echo(f"gpuctl: {words}{more}", err=True)
         code = USAGE
     except BaseException as error:  # noqa: BLE001 - told as one line, or raised again
         code = explain(error)

@@ -10,6 +10,13 @@ from typing import Any
 
 import click
 
+# What is wrong with a file or a folder that somebody named.
+_A_FILE = frozenset(
+    {
+        errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.EISDIR, errno.ENOTDIR,
+        errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP,
+    }
+)  # fmt: skip
 VERBOSE = "GPUCTL_TRACEBACK"  # set it to see where an error comes from
 
 
@@ -40,7 +47,7 @@ def explain(error: BaseException) -> int:
     if os.environ.get(VERBOSE):
         raise error
     if isinstance(error, KeyboardInterrupt | click.exceptions.Abort):
-        say("interrupted; the same command goes on where it stopped")
+        say("interrupted; give the same command again")
         return INTERRUPTED
     if isinstance(error, SystemExit):
         return int(error.code or 0)
@@ -65,13 +72,7 @@ def explain(error: BaseException) -> int:
     if _is(error, "gpuctl.store", "StoreError"):
         say(f"gpuctl: {error}")
         return INTERRUPTED if getattr(error, "full", False) else USAGE
-    if isinstance(error, OSError) and error.errno in (
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EROFS,
-        errno.EACCES,
-        errno.ENOENT,
-    ):
+    if isinstance(error, OSError) and error.errno in _A_FILE:
         say(f"gpuctl: {error.filename or 'a file'}: {error.strerror}")
         return INTERRUPTED if error.errno in (errno.ENOSPC, errno.EDQUOT) else USAGE
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.EAGAIN, errno.ENOMEM):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,6 +17,17 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+
+class Finite(click.FloatRange):
+    """A number: neither `inf` nor `nan`, which Python reads as such and no range refuses."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is no number to work with.", param, ctx)
+        return number
+
+
 inventory_option = click.option(
     "-i",
     "--inventory",
@@ -22,6 +35,7 @@ inventory_option = click.option(
     metavar="DIR",
     default=lambda: os.environ.get("GPUCTL_INVENTORY", "local"),
     show_default="local, or $GPUCTL_INVENTORY",
+    shell_complete=lambda ctx, param, begun: [name for name in _inventories() if name.startswith(begun)],
     help="Folder with hosts.yml, models.yml, servers.yml, phases.yml; or its name under inventory/.",
 )
 target_option = click.option(
@@ -29,13 +43,46 @@ target_option = click.option(
     "--target",
     metavar="BOX",
     shell_complete=lambda ctx, param, begun: completing("boxes")(ctx, param, begun),
-    help="The box; a phase may name its own.",
+    help="The box. [default: the phase's own]",
+)
+box_option = click.option(
+    "-t",
+    "--target",
+    metavar="BOX",
+    shell_complete=lambda ctx, param, begun: completing("boxes")(ctx, param, begun),
+    help="The box. [default: the only one]",
+)
+targets_option = click.option(
+    "-t",
+    "--target",
+    "targets",
+    metavar="BOX",
+    multiple=True,
+    shell_complete=lambda ctx, param, begun: completing("boxes")(ctx, param, begun),
+    help="Boxes, groups, or all. [default: guests]",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 check_option = click.option("--check", is_flag=True, help="Change nothing; show what would change.")
 yes_option = click.option("--yes", is_flag=True, help="Ask no question.")
 runs_option = click.option(
     "--runs", metavar="DIR", default="runs", show_default=True, type=click.Path(path_type=Path), help="Where runs lie."
+)
+
+
+def _a_name(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    from gpuctl.config import NAME
+
+    if value is not None and not re.match(NAME, value):
+        raise click.BadParameter(f"{value!r} is no name: letters, digits, dot, dash, underscore", ctx, param)
+    return value
+
+
+run_option = click.option(
+    "--run",
+    "run_name",
+    metavar="NAME",
+    callback=_a_name,
+    help="Name of the run folder. [default: the inventory's campaign]",
 )
 
 
@@ -67,19 +114,27 @@ def load_inventory(name: str) -> Inventory:
     return config.load(folder(name), engines=engines, workloads=workloads, multi_node=multi_node)
 
 
-def completing(kind: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """For a shell: names of the inventory that stands on the line. `kind`: phases | servers | boxes."""
+def _inventories() -> list[str]:
+    from gpuctl.assets import asset
+
+    places = [place for place in (Path("inventory"), asset("inventory")) if place.is_dir()]
+    return sorted({one.name for place in places for one in place.iterdir() if one.is_dir()})
+
+
+def completing(*kinds: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """For a shell: names of the inventory that stands on the line. `kinds`: phases | servers | models | boxes."""
 
     def names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
         try:
             place = ctx.params.get("inventory") or os.environ.get("GPUCTL_INVENTORY", "local")
-            if kind == "boxes":
+            if "boxes" in kinds:
                 from gpuctl import hosts
 
                 machines = hosts.load(folder(place))
                 found = [*machines.machines, *machines.groups]
             else:
-                found = list(getattr(load_inventory(place), kind))
+                known = load_inventory(place)
+                found = [name for kind in kinds for name in getattr(known, kind)]
         except Exception:  # noqa: BLE001 - a shell wants names or none, never a message
             return []
         return [name for name in found if name.startswith(incomplete)]

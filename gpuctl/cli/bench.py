@@ -18,6 +18,7 @@ from gpuctl.cli._options import (
     json_option,
     load_inventory,
     options,
+    run_option,
     runs_option,
     target_option,
     yes_option,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 @click.option("--retry-failed", is_flag=True, help="Try cells again that failed before.")
 @click.option("--force", is_flag=True, help="Start servers, too, of which `gpuctl plan` says that they cannot work.")
 @click.option("--only", metavar="GLOB", multiple=True, help="Servers, or server/workload/point. May be repeated.")
-@click.option("--run", "run_name", metavar="NAME", help="Name of the run folder. [default: the inventory's campaign]")
+@options(run_option)
 def command(
     phase: str,
     inventory: str,

@@ -13,7 +13,15 @@ import click
 
 from gpuctl.cli import FINDINGS, UNKNOWN, WELL
 from gpuctl.cli._console import colour, document, out, say
-from gpuctl.cli._options import check_option, folder, inventory_option, json_option, options, yes_option
+from gpuctl.cli._options import (
+    check_option,
+    folder,
+    inventory_option,
+    json_option,
+    options,
+    targets_option,
+    yes_option,
+)
 
 if TYPE_CHECKING:
     from gpuctl.asking import Asked
@@ -23,10 +31,7 @@ if TYPE_CHECKING:
 
 
 @click.command("doctor", short_help="why CUDA does not start, proved, with the exact fix")
-@options(inventory_option)
-@click.option(
-    "-t", "--target", "targets", metavar="BOX", multiple=True, help="Boxes, groups, or all. [default: guests]"
-)
+@options(inventory_option, targets_option)
 @click.option(
     "--from",
     "files",
@@ -42,7 +47,12 @@ if TYPE_CHECKING:
 @click.option("--all", "everything", is_flag=True, help="Consequences and what could not be read, each.")
 @click.option("--fix", is_flag=True, help="Mend it: shows each change, asks, makes it, looks again.")
 @click.option("--undo", is_flag=True, help="Take back what --fix changed: the configuration, what makes nodes at boot.")
-@click.option("--explain", metavar="ID", help="What a check looks for, and why.")
+@click.option(
+    "--explain",
+    metavar="ID",
+    shell_complete=lambda ctx, param, begun: [name for name in _ids() if name.startswith(begun)],
+    help="What a check looks for, and why.",
+)
 @options(check_option, yes_option, json_option)
 def command(
     inventory: str,
@@ -89,6 +99,12 @@ def command(
     if save is not None:
         _save(boxes, save, masked=not unmasked)
     return _fix(boxes, inventory, unit, user, check=check, yes=yes, as_json=as_json) if fix and code else code
+
+
+def _ids() -> list[str]:
+    from gpuctl import plugins
+
+    return list(plugins.names("checks"))
 
 
 def _kept(asked: Iterable[Asked], boxes: list[Asked]) -> Iterator[Asked]:
@@ -209,7 +225,7 @@ def _save(boxes: Sequence[Asked], file: Path, *, masked: bool) -> None:
     from gpuctl.store import write
 
     text, told = doctor.saved([snapshot for box in boxes for snapshot in box.snapshots], masked=masked)
-    write(file, text.encode())
+    write(file, text.encode(), instead="--save names another file")
     for line in told:
         say(line)
 

@@ -12,19 +12,39 @@ import click
 
 from gpuctl.cli import FINDINGS, WELL
 from gpuctl.cli._console import document, out
-from gpuctl.cli._options import json_option, options
+from gpuctl.cli._options import Finite, json_option, options
 
 
 @click.command("load", short_help="send load to any OpenAI-compatible server and time it")
 @click.argument("url")
-@click.option("--concurrency", type=click.IntRange(min=1), metavar="N", help="Requests at a time. [default: 1]")
-@click.option("--requests", type=click.IntRange(min=1), metavar="N", help="Requests in all. [default: 4 a stream, 8]")
-@click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", default=128, show_default=True)
+@click.option("--concurrency", type=click.IntRange(1, 65535), metavar="N", help="Requests at a time. [default: 1]")
+@click.option(
+    "--requests",
+    type=click.IntRange(1, 1_000_000),
+    metavar="N",
+    help="Requests in all. [default: 4 a stream, at least 8]",
+)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1, 10_000_000),
+    metavar="N",
+    default=128,
+    show_default=True,
+    help="Length of each answer.",
+)
 @click.option("--chat", is_flag=True, help="/v1/chat/completions instead of /v1/completions.")
 @click.option("--model", metavar="ID", help="[default: the first the server names]")
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="R", help="Requests a second (Poisson).")
+@click.option("--rate", type=Finite(min=0, min_open=True), metavar="R", help="Requests a second (Poisson).")
 @click.option("--seed", type=int, metavar="N", help="Of prompts and arrivals. [default: new ones, so no cache helps]")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=Finite(min=0, min_open=True),
+    metavar="S",
+    default=600.0,
+    show_default=True,
+    help="Seconds a request may take.",
+)
 @click.option("--raw", metavar="FILE", type=click.Path(path_type=Path), help="One JSON line a request: all stamps.")
 @options(json_option)
 def command(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,16 @@ import click
 
 from gpuctl.cli import FINDINGS, UNKNOWN, WELL
 from gpuctl.cli._console import colour, document, out, say
-from gpuctl.cli._options import inventory_option, json_option, load_inventory, options, runs_option, target_option
+from gpuctl.cli._options import (
+    completing,
+    inventory_option,
+    json_option,
+    load_inventory,
+    options,
+    run_option,
+    runs_option,
+    target_option,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,18 +34,18 @@ if TYPE_CHECKING:
 
 
 @click.command("plan", short_help="what fits in memory, what cannot work and why, how long a phase takes")
-@click.argument("name", metavar="PHASE|SERVER")
+@click.argument("name", metavar="PHASE|SERVER", shell_complete=completing("phases", "servers"))
 @options(inventory_option, target_option, runs_option, json_option)
 @click.option("--offline", is_flag=True, help="Ask no machine: plan from what it told before, or the inventory states.")
 @click.option("--as-is", is_flag=True, help="Beside what others hold of the GPUs now, not on empty ones.")
 @click.option("--only", metavar="GLOB", multiple=True, help="Servers, or server/workload/point. May be repeated.")
-@click.option("--requests", type=click.IntRange(1), metavar="N", help="How many at once are wanted.")
+@click.option("--requests", type=click.IntRange(1, 1_000_000), metavar="N", help="How many at once are wanted.")
 @click.option(
-    "--context", "contexts", type=click.IntRange(1), multiple=True, metavar="TOKENS",
+    "--context", "contexts", type=click.IntRange(1, 100_000_000), multiple=True, metavar="TOKENS",
     help="Length of requests, prompt and answer together. May be repeated.",
 )  # fmt: skip
 @click.option("--engine-version", metavar="VERSION", help="Plan for this version of the engine, not what is installed.")
-@click.option("--run", "run_name", metavar="NAME", help="Name of the run folder. [default: the inventory's campaign]")
+@options(run_option)
 def command(
     name: str,
     inventory: str,
@@ -61,6 +71,8 @@ def command(
     from gpuctl.planning import servers as planning
     from gpuctl.store import Run
 
+    if engine_version is not None and not re.match(r"v?\d", engine_version):
+        raise click.BadParameter(f"--engine-version {engine_version}: a version begins with a digit, as 0.5.16")
     wanted = load_inventory(inventory)
     cells, title, box = _wanted(wanted, name, only, target)
     machine = surveying.target(wanted, box)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ import click
 
 from gpuctl.cli import FINDINGS, UNKNOWN, WELL
 from gpuctl.cli._console import say
-from gpuctl.cli._options import options, runs_option
+from gpuctl.cli._options import Finite, options, runs_option
 
 if TYPE_CHECKING:
     from gpuctl.results.comparison import Comparison
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 @click.option("--format", "form", metavar="FORMAT", help="terminal (default), markdown, html, csv, json, latex, pdf.")
 @click.option("--baseline", metavar="SERVER", help="Speed-ups are against this server.")
 @click.option("--compare", "others", metavar="OTHER", multiple=True, help="Differences to another run, phase, server.")
-@click.option("--noise", metavar="PERCENT", type=click.FloatRange(min=0), help="Smaller changes are noise (2).")
-@click.option("--fail-on", metavar="PERCENT", type=click.FloatRange(min=0), help="Exit 1 when worse by more; see docs.")
+@click.option("--noise", metavar="PERCENT", type=Finite(min=0), help="Smaller changes are noise (2).")
+@click.option("--fail-on", metavar="PERCENT", type=Finite(min=0), help="Exit 1 when worse by more; see docs.")
 @click.option("--import", "imports", metavar="FILE", multiple=True, help="Results of another load generator, too.")
 @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write there, not to stdout.")
 def command(
@@ -70,7 +71,7 @@ def _write(run: Run, form: str | None, output: Path | None, comparisons: list[Co
         return
     form = form or report.format_of(output.name) or "terminal"
     for name, data in report.files(run, form, output.name, comparisons).items():
-        write(output.parent / name, data)
+        write(output.parent / name, data, instead="-o names another file")
 
 
 def _gate(comparisons: list[Comparison], limit: float) -> int:
@@ -101,4 +102,7 @@ def _folder(run: str | None, runs: Path) -> Path:
         if not found:
             raise NotARun(f"{runs}/: no run there yet; `gpuctl bench PHASE` makes one")
         return found[-1].parent
-    return Path(run) if Path(run).is_dir() else runs / run
+    given = Path(run)
+    if given.is_file():
+        raise click.UsageError(f"{run} is a file; a run is a folder, as {runs}/NAME")
+    return given if given.is_dir() or os.sep in run else runs / run

@@ -11,7 +11,15 @@ import click
 from gpuctl.cli import FINDINGS, UNKNOWN, WELL
 from gpuctl.cli._console import document, out, say
 from gpuctl.cli._mending import Mending, allow, does, seconds
-from gpuctl.cli._options import check_option, inventory_option, json_option, load_inventory, options, yes_option
+from gpuctl.cli._options import (
+    check_option,
+    inventory_option,
+    json_option,
+    load_inventory,
+    options,
+    targets_option,
+    yes_option,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,10 +33,7 @@ CODES = {"well": WELL, "mended": WELL, "stuck": FINDINGS, "failed": FINDINGS, "w
 
 
 @click.command("restore", short_help="after a reboot: back to serving")
-@options(inventory_option)
-@click.option(
-    "-t", "--target", "targets", metavar="BOX", multiple=True, help="Boxes, groups, or all. [default: guests]"
-)
+@options(inventory_option, targets_option)
 @click.option("--boot", is_flag=True, help="Also place what brings a box back by itself at each boot (site.yml).")
 @options(check_option, yes_option, json_option)
 def command(inventory: str, targets: tuple[str, ...], boot: bool, check: bool, yes: bool, as_json: bool) -> int:

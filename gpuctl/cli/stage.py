@@ -12,13 +12,14 @@ import click
 from gpuctl.cli import FINDINGS, INTERRUPTED, UNKNOWN, USAGE, WELL
 from gpuctl.cli._console import document, out, say
 from gpuctl.cli._options import (
+    box_option,
     check_option,
+    completing,
     folder,
     inventory_option,
     json_option,
     load_inventory,
     options,
-    target_option,
     yes_option,
 )
 
@@ -33,8 +34,8 @@ _SHOWN = 6  # lines of what is missing of a model
 
 
 @click.command("stage", short_help="models into memory: verified, parallel, resumable, there again at each boot")
-@click.argument("models", nargs=-1, metavar="[MODEL...]")
-@options(inventory_option, target_option)
+@click.argument("models", nargs=-1, metavar="[MODEL...]", shell_complete=completing("models"))
+@options(inventory_option, box_option)
 @click.option("--verify", is_flag=True, help="Read every byte of what is there and compare its SHA-256.")
 @click.option("--no-hash", is_flag=True, help="No SHA-256 while copying: faster from the page cache, and not proved.")
 @click.option("--drop-old", is_flag=True, help="Give up the old copy first where old and new have no room together.")

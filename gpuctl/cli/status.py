@@ -11,7 +11,16 @@ import click
 
 from gpuctl.cli import FINDINGS, UNKNOWN, WELL
 from gpuctl.cli._console import document, out
-from gpuctl.cli._options import folder, inventory_option, json_option, load_inventory, options, runs_option
+from gpuctl.cli._options import (
+    Finite,
+    folder,
+    inventory_option,
+    json_option,
+    load_inventory,
+    options,
+    runs_option,
+    targets_option,
+)
 
 if TYPE_CHECKING:
     from gpuctl.config import Inventory
@@ -21,13 +30,16 @@ if TYPE_CHECKING:
 @click.command(
     "status", short_help="boxes side by side: up, units, models, GPU memory, campaigns, what needs attention"
 )
-@options(inventory_option)
-@click.option(
-    "-t", "--target", "targets", metavar="BOX", multiple=True, help="Boxes, groups, or all. [default: guests]"
-)
-@options(runs_option)
+@options(inventory_option, targets_option, runs_option)
 @click.option("--watch", is_flag=True, help="Again and again, until Ctrl-C.")
-@click.option("--every", type=click.FloatRange(min=1), default=10, show_default=True, metavar="S", help="With --watch.")
+@click.option(
+    "--every",
+    type=Finite(min=1, max=86400),
+    default=10,
+    show_default=True,
+    metavar="S",
+    help="With --watch: seconds between looks.",
+)
 @options(json_option)
 def command(inventory: str, targets: tuple[str, ...], runs: Path, watch: bool, every: float, as_json: bool) -> int:
     """One light look at each box: no CUDA is started, a measurement beside it is not disturbed.

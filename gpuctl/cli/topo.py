@@ -9,7 +9,7 @@ import click
 
 from gpuctl.cli import UNKNOWN, WELL
 from gpuctl.cli._console import document, out, say
-from gpuctl.cli._options import folder, inventory_option, json_option, options
+from gpuctl.cli._options import folder, inventory_option, json_option, options, targets_option
 
 if TYPE_CHECKING:
     from gpuctl.box import Box
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command("topo", short_help="GPUs, PCIe tree, NUMA nodes and the ways between GPUs, as a picture")
-@options(inventory_option)
-@click.option("-t", "--target", "targets", metavar="BOX", multiple=True, help="Boxes or groups. [default: guests]")
+@options(inventory_option, targets_option)
 @click.option(
     "--from", "file", metavar="FILE", type=click.Path(path_type=Path), help="A saved snapshot; no machine is asked."
 )
@@ -30,6 +29,7 @@ def command(inventory: str, targets: tuple[str, ...], file: Path | None, svg: Pa
     Of a guest its node is drawn, where the node may be asked. It changes nothing.
     """
     from gpuctl.box import Unknown
+    from gpuctl.store import write
     from gpuctl.topology import as_svg, as_text, topology
 
     code, seen = WELL, set[str]()
@@ -54,7 +54,7 @@ def command(inventory: str, targets: tuple[str, ...], file: Path | None, svg: Pa
         documents.append(_as_json(found))
         if svg is not None:
             path = svg if len(seen) == 1 else svg.with_stem(f"{svg.stem}-{found.machine}")
-            path.write_text(as_svg(found), encoding="utf-8")
+            write(path, as_svg(found).encode(), instead="--svg names another file")
             say(f"wrote {path}")
     if as_json:
         verdict = "well" if code == WELL else "unknown"

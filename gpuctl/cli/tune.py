@@ -10,12 +10,12 @@ import click
 from gpuctl.cli import FINDINGS, UNKNOWN, WELL
 from gpuctl.cli._console import document, out, say
 from gpuctl.cli._options import (
+    box_option,
     check_option,
     folder,
     inventory_option,
     json_option,
     options,
-    target_option,
     yes_option,
 )
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 @click.command("tune", short_help="settings of a node: seen, wanted, set, read back, kept over reboots")
-@options(inventory_option, target_option)
-@click.option("--profile", default="latency", show_default=True, help="latency, throughput, or none.")
+@options(inventory_option, box_option)
+@click.option("--profile", default="latency", show_default=True, metavar="NAME", help="latency, throughput, or none.")
 @click.option("--power", "power_w", type=int, metavar="WATTS", help="Power limit of each GPU, within its own range.")
 @click.option(
     "--max-read-request",

@@ -9,18 +9,18 @@ import click
 from gpuctl.cli import WELL
 from gpuctl.cli._console import out, say
 from gpuctl.cli._options import (
+    box_option,
     completing,
     folder,
     inventory_option,
     load_inventory,
     options,
-    target_option,
 )
 
 
 @click.command("tunnel", short_help="a server of a box on a port here, to look at it; never to time it")
 @click.argument("server", shell_complete=completing("servers"))
-@options(inventory_option, target_option)
+@options(inventory_option, box_option)
 @click.option("--port", type=click.IntRange(0, 65535), default=0, metavar="N", help="Here. [default: a free one]")
 def command(server: str, inventory: str, target: str | None, port: int) -> int:
     """Brings SERVER (a name of servers.yml, or a port number of the box) to a port on 127.0.0.1, until Ctrl-C.
@@ -31,7 +31,9 @@ def command(server: str, inventory: str, target: str | None, port: int) -> int:
     from gpuctl.transport import Tunnel
 
     machines = hosts.load(folder(inventory))
-    if server.isdigit():
+    if server.isdecimal():
+        if not 1 <= int(server) <= 65535:
+            raise click.UsageError(f"{server} is no port: 1 to 65535")
         there, nodes = ("127.0.0.1", int(server)), []
     else:
         known = load_inventory(inventory).server(server)

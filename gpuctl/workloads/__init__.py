@@ -11,7 +11,10 @@ Texts are made from a seed; `words` is how many words give the wanted prompt tok
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+
+TOKENS = 10_000_000  # of a request, at most
+STREAMS = 65_535  # at once, at most: an address has no more ports
 
 # The short prompts of the campaign: code, arithmetic, structure and prose speculate differently well.
 PROMPTS = {
@@ -51,6 +54,13 @@ def stream(seed: str) -> Iterator[int]:
         for index in range(0, 32, 2):
             yield block[index] << 8 | block[index + 1]
         counter += 1
+
+
+def within(what: str, values: Iterable[int], least: int, most: int) -> None:
+    """Raises ValueError for a value that is not from `least` to `most`: nobody means that many."""
+    for value in values:
+        if not least <= value <= most:
+            raise ValueError(f"{what}: {value:,} is not from {least:,} to {most:,}")
 
 
 def text(seed: str, words: int) -> str:

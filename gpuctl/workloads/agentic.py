@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuctl.cells import Point
-from gpuctl.workloads import nonce, text
+from gpuctl.workloads import STREAMS, TOKENS, nonce, text, within
 
 _TASKS = (
     "Read this report of a tool and say in one paragraph what it found:\n{report}",
@@ -24,8 +24,12 @@ class Parameters:
     max_tokens: int = 128
 
     def __post_init__(self) -> None:
-        if min([self.turns, self.words_per_turn, self.max_tokens, *self.concurrency]) < 1:
-            raise ValueError("turns, words_per_turn, concurrency and max_tokens are at least 1")
+        within("turns", [self.turns], 1, 10_000)
+        within("words_per_turn", [self.words_per_turn], 1, TOKENS)
+        within("concurrency", self.concurrency, 1, STREAMS)
+        within("max_tokens", [self.max_tokens], 1, TOKENS)
+        words = self.turns * self.words_per_turn * max(self.concurrency, default=1)
+        within("turns x words_per_turn x concurrency", [words], 1, 100_000_000)
 
 
 def points(parameters: Parameters) -> Iterator[Point]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuctl.cells import Point
-from gpuctl.workloads import PROMPTS, nonce
+from gpuctl.workloads import PROMPTS, STREAMS, TOKENS, nonce, within
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,9 @@ class Parameters:
         for prompt in self.prompts or [""]:
             if prompt not in PROMPTS:
                 raise ValueError(f"no prompt {prompt!r}; there are: {', '.join(PROMPTS)}")
-        if any(c < 1 for c in self.concurrency) or self.rounds < 1 or self.max_tokens < 1:
-            raise ValueError("concurrency, rounds and max_tokens are at least 1")
+        within("concurrency", self.concurrency, 1, STREAMS)
+        within("rounds", [self.rounds], 1, 1000)
+        within("max_tokens", [self.max_tokens], 1, TOKENS)
 
 
 def points(parameters: Parameters) -> Iterator[Point]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuctl.cells import Point
-from gpuctl.workloads import nonce, text
+from gpuctl.workloads import TOKENS, nonce, text, within
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,8 @@ class Parameters:
     max_tokens: int = 256
 
     def __post_init__(self) -> None:
-        if any(t < 64 for t in self.tokens) or self.max_tokens < 1:
-            raise ValueError("a context has at least 64 prompt tokens and one answered token")
+        within("tokens", self.tokens, 64, TOKENS)
+        within("max_tokens", [self.max_tokens], 1, TOKENS)
 
 
 def _short(tokens: int) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuctl.cells import Point
-from gpuctl.workloads import PROMPTS, nonce
+from gpuctl.workloads import PROMPTS, TOKENS, nonce, within
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,7 @@ class Parameters:
         for prompt in self.prompts:
             if prompt not in PROMPTS:
                 raise ValueError(f"no prompt {prompt!r}; there are: {', '.join(PROMPTS)}")
+        within("max_tokens", self.max_tokens, 1, TOKENS)
 
 
 def points(parameters: Parameters) -> Iterator[Point]:
