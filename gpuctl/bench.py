@@ -723,7 +723,9 @@ def _make_models(inventory: Inventory, launches: Mapping[str, Launch], tell: Tel
                 tiny_model.write(Path(launch.model))
                 tell("model_made", path=launch.model)
             except ImportError as error:
-                raise BenchError(f"{launch.model}: {error.name} is missing: pip install 'gpuctl-llm[local]'") from error
+                raise BenchError(
+                    f"{launch.model}: {error.name} is missing: pip install xllamacpp gguf numpy"
+                ) from error
             except OSError as error:
                 raise BenchError(f"{launch.model}: {error.strerror}") from error
 

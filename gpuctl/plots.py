@@ -85,7 +85,7 @@ def check() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise CannotDraw("figures are drawn with matplotlib: pip install 'gpuctl-llm[report]'") from error
+        raise CannotDraw("figures are drawn with matplotlib: pip install matplotlib") from error
 
 
 def svg(figure: Figure) -> Drawing:

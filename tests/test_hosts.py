@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ from hypothesis import strategies as st
 from gpuctl.hosts import BadInventory, load, read, through_node, transports
 from gpuctl.transport import Guest, Local, Ssh
 from gpuctl.yamltext import NotYaml, parse
+
+ROOT = Path(__file__).parents[1]
 
 EXAMPLE = """\
 all:
@@ -139,6 +143,17 @@ def test_a_mistake_is_told_with_its_place(tmp_path, text, said):
 def test_all_mistakes_are_told_at_once(tmp_path):
     text = "nodes:\n  hosts:\n    a: {ansible_port: x}\nguests:\n  hosts:\n    b: {gpuctl_node: c, gpuctl_vmid: 7}\n"
     assert len(mistakes(tmp_path, text)) == 4
+
+
+def test_ansible_takes_the_folder_of_the_example_and_reads_nothing_else_in_it():
+    """`ansible-playbook -i inventory/kpro6`, as playbooks/README.md says: copies of config.json are no inventories."""
+    ansible = Path(sys.executable).with_name("ansible-inventory")
+    done = subprocess.run(
+        [ansible, "-i", "inventory/kpro6", "--graph"], cwd=ROOT, capture_output=True, text=True, timeout=100
+    )
+    assert done.stderr == ""
+    names = re.findall(r"\w+", done.stdout)
+    assert names == ["all", "ungrouped", "nodes", "kpro6", "guests", "ct200"]
 
 
 def test_no_inventory_there(tmp_path):

@@ -92,7 +92,7 @@ def test_every_figure_says_what_it_shows_and_has_its_numbers_in_a_table(page):
 
 def test_without_matplotlib_the_page_has_its_tables_and_says_what_is_missing(monkeypatch, tmp_path):
     def cannot():
-        raise plots.CannotDraw("figures are drawn with matplotlib: pip install 'gpuctl-llm[report]'")
+        raise plots.CannotDraw("figures are drawn with matplotlib: pip install matplotlib")
 
     monkeypatch.setattr(plots, "check", cannot)
     text = render(load_run(runfolders.small(tmp_path / "run")), "html").decode()

@@ -49,7 +49,7 @@ class _Verbs(click.Group):
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="gpuctl")
-@click.option("-i", "--inventory", metavar="DIR", help="For the verb that follows; it may also stand behind it.")
+@click.option("-i", "--inventory", metavar="DIR", help="Inventory of the command; it may also stand behind it.")
 @click.pass_context
 def gpuctl(ctx: click.Context, inventory: str | None) -> None:
     """Finds why CUDA does not start, brings a rebooted GPU box back to serving, and measures LLM servers.

@@ -54,6 +54,7 @@ def command(server: str, unit: bool, boot: bool, inventory: str, as_json: bool) 
     if as_json:
         found: dict[str, Any] = {
             "schema": "gpuctl.render/1",
+            "verdict": "well" if code == WELL else "findings",
             "server": server,
             "argv": argvs[0],
             "environment": environment,

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 @click.option("--baseline", metavar="SERVER", help="Speed-ups are against this server.")
 @click.option("--compare", "others", metavar="OTHER", multiple=True, help="Differences to another run, phase, server.")
 @click.option("--noise", metavar="PERCENT", type=Finite(min=0), help="Smaller changes are noise (2).")
-@click.option("--fail-on", metavar="PERCENT", type=Finite(min=0), help="Exit 1 when worse by more; see docs.")
+@click.option(
+    "--fail-on", metavar="PERCENT", type=Finite(min=0), help="Exit code 1 when worse by more: docs/report.md."
+)
 @click.option("--import", "imports", metavar="FILE", multiple=True, help="Results of another load generator, too.")
 @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write there, not to stdout.")
 def command(

@@ -226,19 +226,16 @@ def _alike(settings: Sequence[Setting]) -> list[tuple[str, str, str, Setting]]:
 def _undo(machines: Inventory, machine: Machine, check: bool, yes: bool, as_json: bool) -> int:
     from gpuctl import deploy
 
-    would = deploy.tune((), machines, machine, check=True, undo=True)
-    if not would.well:
-        say(f"gpuctl: {would.why}")
-        return FINDINGS
-    if not as_json:
+    done = would = deploy.tune((), machines, machine, check=True, undo=True)
+    if would.well and not as_json:
         out(would.diff or f"{machine.name}: nothing was set by gpuctl", newline=not would.diff)
-    if check or not would.changed:
-        return WELL
-    if not yes and not as_json:
-        click.confirm(f"undo this on {machine.name}?", abort=True, err=True)
-    done = deploy.tune((), machines, machine, undo=True, on_step=_told)
+    if would.well and would.changed and not check:
+        if not yes and not as_json:
+            click.confirm(f"undo this on {machine.name}?", abort=True, err=True)
+        done = deploy.tune((), machines, machine, undo=True, on_step=_told)
     if as_json:
-        document({"schema": "gpuctl.tune/1", "verdict": "well" if done.well else "findings", "why": done.why})
+        verdict = "well" if done.well else "findings"
+        document({"schema": "gpuctl.tune/1", "verdict": verdict, "why": done.why, "difference": would.diff})
     if not done.well:
         say(f"gpuctl: {done.why}")
     return WELL if done.well else FINDINGS
