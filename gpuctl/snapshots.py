@@ -63,7 +63,7 @@ def read(text: str, name: str) -> list[Snapshot]:
     if schema is not None and schema != SCHEMA:
         raise source.wrong(("schema",), f"{schema!r} is not {SCHEMA}, which this version of gpuctl reads")
     if "probe" in document:
-        return [Snapshot(document, source=name)]
+        return [Snapshot(_saved(document, source), source=name)]
     return _machines(document, source)
 
 
@@ -223,6 +223,9 @@ _NOTES = {"schema", "expect", "may", "never", "certainty", "severity", "title", 
           "source", "description", "id", "about", "url", "cause", "fix", "resolution"}  # fmt: skip
 # Sections as the probe writes them, kept as they are.
 _RAW = {"stat", "links", "guests", "bpf", "namespaces", "users", "groups", "unanswered", "probe", "models", "serving"}
+# All the sections the probe writes.
+_FORMAT = _RAW | {"schema", "machine", "role", "vmid", "taken", "files", "nodes", "open", "commands", "cuda", "nvml",
+                  "service", "units", "libraries", "packages", "kernel_log", "pci"}  # fmt: skip
 _CUDA_KEYS = {"cuinit": "cuInit", "cudevicegetcount": "cuDeviceGetCount", "cudrivergetversion": "cuDriverGetVersion",
               "cudadriverversion": "cuDriverGetVersion", "dlopen": "dlopen", "mapped": "mapped", "hang": "hang",
               "died": "died", "code": "cuInit", "error": "cuInit", "init": "cuInit", "devices": "cuDeviceGetCount",
@@ -235,6 +238,7 @@ _NVML_KEYS = {"nvmlinit": "nvmlInit", "nvmlinit_v2": "nvmlInit", "nvmlinitwithfl
               "driver_version": "driver_version", "nvml_version": "nvml_version", "library_version": "nvml_version",
               "cuda_version": "cuda_version", "pairs": "pairs", "hang": "hang", "died": "died", "guard": "guard",
               "ms": "ms", "mapped": "mapped", "stderr": "stderr"}  # fmt: skip
+_CALLS = ("cuInit", "cuDeviceGetCount", "cuDriverGetVersion", "nvmlInit")
 _WHO = ("root", "user", "reported")
 _NODE_FILES = re.compile(r"^/(etc/pve/|var/lib/lxc/|run/pve/|sys/fs/cgroup/devices/lxc)")
 _NODE_COMMANDS = re.compile(r"^(pct|pveversion|pvesh|qm|bpftool|lxc-cgroup|lxc-start|pve\w+)\b")
@@ -263,7 +267,7 @@ def _machines(document: Mapping[str, Any], source: _Source) -> list[Snapshot]:
         found = []
         for role, part in parts.items():
             if "probe" in part:  # as `--save` writes guest and node
-                found.append({"role": role, **part})
+                found.append({"role": role, **_saved(part, source)})
                 continue
             built = _Machine(source)
             built.take(part)
@@ -279,6 +283,17 @@ def _machines(document: Mapping[str, Any], source: _Source) -> list[Snapshot]:
     machine = _Machine(source)
     machine.take(rest)
     return [Snapshot(part, source=source.name) for part in machine.split()]
+
+
+def _saved(document: Mapping[str, Any], source: _Source) -> dict[str, Any]:
+    """What the probe wrote, as it is. Keys that somebody added to it are read as everywhere, and count more."""
+    written = {key: value for key, value in document.items() if key in _FORMAT or not _is_known(key)}
+    typed = _Machine(source)
+    typed.take({key: value for key, value in document.items() if key not in written})
+    if not typed.document:
+        return written
+    _fill(typed.document, written)
+    return typed.document
 
 
 def _fill(target: dict[str, Any], other: Mapping[str, Any]) -> None:
@@ -371,9 +386,9 @@ class _Machine:
         elif re.match(r"torch\.|tf\.|tensorflow", key):
             self._take_errors(here, [f"{key}: {_text(value)}"])
         else:
-            known = sorted({*_SECTION, *_RAW, "cuInit", "nvmlInit", "cuDeviceGetCount"})
+            known = {word.lower(): word for word in (*sorted({*_SECTION, *_RAW}), *_CALLS)}
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-            hint = f"did you mean {near[0]}?" if near else "see docs/snapshot.md; a free remark goes under note:"
+            hint = f"did you mean {known[near[0]]}?" if near else "see docs/snapshot.md; a free remark goes under note:"
             raise self.source.wrong(here, f"unknown key; {hint}")
 
     # -- sections --

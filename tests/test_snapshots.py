@@ -285,6 +285,7 @@ def test_nvidias_bug_report_is_a_snapshot(tmp_path):
 
 MISTAKES = {
     "comands:\n  nvidia-smi: x\n": "report.yaml line 1: comands: unknown key; did you mean commands?",
+    "cuInti: 999\n": "report.yaml line 1: cuInti: unknown key; did you mean cuInit?",
     "cuInit: 999\nfrobnicate: 1\n": "report.yaml line 2: frobnicate: unknown key",
     "cuInit: lots\n": "report.yaml line 1: cuInit: 'lots' is no CUDA error",
     "a: 1\n b: 2\n": "report.yaml line 2: not YAML",
@@ -331,10 +332,27 @@ def test_files_that_cannot_be_read_are_told(tmp_path):
         doctor.read_snapshots(tmp_path)
 
 
+def test_a_configuration_in_a_file_of_its_own_is_the_nodes():
+    node = read(
+        "node: kpro6\n200.conf: |\n  lxc.cgroup2.devices.allow: c 509:* rwm\npveversion -v: 'pve-manager: 8.0.3'\n"
+    )
+    box = doctor.box_from([*read("role: guest\nvmid: 200\ncuInit: 999\n"), *node])
+    assert box.guest[cuda.VIEWS]["root"].cu_init == 999
+    assert (box.node.name, list(box.node[proxmox.CONFS])) == ("kpro6", [200])
+
+
 def test_too_many_of_a_kind_are_refused():
     guest = one("cuInit: 0\nmachine: a\nrole: guest")
     with pytest.raises(NotASnapshot, match="one guest, these are 2: a"):
         doctor.box_from([guest, one("cuInit: 0\nmachine: b\nrole: guest")])
+
+
+def test_what_somebody_adds_to_a_saved_snapshot_counts():
+    saved = {"schema": "gpuctl.snapshot/1", "role": "guest", "probe": {"version": 1}, "cuda": {"root": {"cuInit": 0}}}
+    text = json.dumps({**saved, "cuInit": 999, "200.conf": "lxc.cgroup2.devices.allow: c 195:* rwm\n"})
+    (snapshot,) = read(text, "saved.json")
+    assert snapshot[cuda.VIEWS]["root"].cu_init == 999
+    assert 200 in snapshot[proxmox.CONFS]
 
 
 def test_an_unknown_section_of_a_newer_probe_is_no_mistake():

@@ -46,6 +46,8 @@ def box_from(snapshots: Sequence[Snapshot], wanted: Wanted | None = None) -> Box
         looks = [s for s in guest if any(path.startswith("/etc/pve/") for path in s.mapping("files"))]
         if len(looks) == 1:
             node, guest = looks, [s for s in guest if s is not looks[0]]
+    if len(guest) > 1:  # a file with nothing but a configuration is its node's, and says no more of the guest
+        guest = [s for s in guest if _says_something(s)] or guest
     for kind, found in (("node", node), ("guest", guest)):
         if len(found) > 1:
             names = ", ".join(f"{s.name} ({s.source})" if s.source else s.name for s in found)
@@ -55,6 +57,11 @@ def box_from(snapshots: Sequence[Snapshot], wanted: Wanted | None = None) -> Box
     if not guest:
         return Box(node[0], node[0], completed(node, wanted))
     return Box(guest[0], node[0] if node else None, completed([*guest, *node], wanted))
+
+
+def _says_something(snapshot: Snapshot) -> bool:
+    names = {"role", "machine", "vmid", "node_name", "taken", "packages", "stat"}
+    return any(value for section, value in snapshot.document.items() if section not in names)
 
 
 def completed(snapshots: Sequence[Snapshot], wanted: Wanted | None) -> Wanted:
