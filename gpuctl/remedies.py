@@ -102,14 +102,17 @@ def wanted_nodes(box: Box, guest: proxmox.GuestConf) -> list[str]:
     """Nodes the guest's configuration is to pass: what it passes now, and always what CUDA needs."""
     now = [mount.source for mount in lxc.nvidia_mounts(guest.conf)]
     now += [device.path for device in guest.conf.devices().values() if "nvidia" in device.path]
+    known = sorted(gpu.minor for gpu in box.get_kernel(nvidia.DRIVER_GPUS) or () if gpu.minor is not None)
+    host = box.node.get(nodes.NODES)
     gpus = sorted(access.passed_gpus(guest))
+    if known:  # a devN entry for a GPU that is not there any more would keep the guest from starting
+        gone = {minor for minor in gpus if minor not in known and not _exists(host, f"/dev/nvidia{minor}")}
+        gpus = [minor for minor in gpus if minor not in gone]
     if not gpus:
-        known = box.get_kernel(nvidia.DRIVER_GPUS) or ()
         table = access.guest_nodes(box)
         gpus = sorted(table.gpus()) if table else []
-        gpus = gpus or sorted(gpu.minor for gpu in known if gpu.minor is not None) or [0]
+        gpus = gpus or known or [0]
     wanted = [*(f"/dev/nvidia{minor}" for minor in gpus), CTL, UVM]
-    host = box.node.get(nodes.NODES)
     tools = host.find(UVM_TOOLS) if host is not None else None
     if UVM_TOOLS in now or (tools is not None and tools.exists):
         wanted.append(UVM_TOOLS)
@@ -119,6 +122,11 @@ def wanted_nodes(box: Box, guest: proxmox.GuestConf) -> list[str]:
         if not re.fullmatch(r"/dev/nvidia\d+", path) and (node is None or node.exists):
             wanted.append(path)
     return wanted
+
+
+def _exists(host: nodes.NodeTable | None, path: str) -> bool:
+    node = host.find(path) if host is not None else None
+    return node is not None and node.exists
 
 
 def for_good(box: Box, guest: proxmox.GuestConf, stale: Sequence[access.Stale] = ()) -> Edit:
@@ -143,12 +151,7 @@ def for_good(box: Box, guest: proxmox.GuestConf, stale: Sequence[access.Stale] =
         if rule.kind == "c" and rule.major is not None and rule.major in replaced:
             dead.append(line.number)
     dead += [mount.line.number for mount in lxc.nvidia_mounts(conf)]
-    hooks = [
-        line
-        for line in conf.lxc("lxc.hook.mount", "lxc.hook.autodev")
-        if re.search(r"hooks/nvidia$", line.value.strip())
-    ]
-    dead += [line.number for line in hooks]
+    dead += [line.number for line in lxc.nvidia_hooks(conf, acts=True)]
     existing = conf.devices()
     after = conf.without(dead)
     have = {device.path: number for number, device in existing.items()}

@@ -27,8 +27,11 @@ def check(box: Box) -> Iterator[Finding]:
         evidence.append(f"GPU {gpu.index}: compute mode {_NAMES[gpu.compute_mode or 0]}{held}")
     broken = code == 46 or (code in (100, 101) and any(gpu.compute_mode == 2 for gpu in odd))
     host = box.node if box.node.present else box.guest
+    modes: dict[str, list[str]] = {}
+    for gpu in odd:
+        modes.setdefault(_NAMES[gpu.compute_mode or 0], []).append(str(gpu.index))
     yield Finding(
-        f"compute mode {_NAMES[odd[0].compute_mode or 0]} on GPU {', '.join(str(gpu.index) for gpu in odd)}",
+        "compute mode " + "; ".join(f"{mode} on GPU {', '.join(gpus)}" for mode, gpus in modes.items()),
         Layer.CUDA if broken else LAYER,
         Severity.CRITICAL if broken else Severity.WARNING,
         Certainty.PROVED,

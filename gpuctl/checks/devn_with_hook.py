@@ -1,6 +1,8 @@
 """devN entries and LXC's nvidia hook together: both make the same nodes and the container does not start.
 
-The hook (lxc.hook.mount: /usr/share/lxc/hooks/nvidia) then fails with "Could not mknod ...: File exists".
+The hook (lxc.hook.mount: /usr/share/lxc/hooks/nvidia) makes them first, then Proxmox's own fails ("Could not mknod
+...: File exists", in LXC's log "Failed to run autodev hooks"). Without NVIDIA_VISIBLE_DEVICES (lxc.environment) the
+nvidia hook does nothing, and both get on.
 """
 
 import re
@@ -8,16 +10,17 @@ from collections.abc import Iterator
 
 from gpuctl import remedies
 from gpuctl.box import Box
-from gpuctl.facts import access, proxmox
+from gpuctl.facts import access, lxc, proxmox
 from gpuctl.finding import Certainty, Finding, Layer, Severity
 
 LAYER = Layer.CONTAINER
 
 
 def check(box: Box) -> Iterator[Finding]:
-    said = [line for line in proxmox.start_messages(box) if re.search(r"mknod .*nvidia.*File exists", line, re.I)]
+    pattern = r"mknod .*nvidia.*File exists|Failed to run autodev hooks"
+    said = [line for line in proxmox.start_messages(box) if re.search(pattern, line, re.I)]
     for guest in proxmox.confs_of_interest(box):
-        hooks = [line for line in guest.conf.lxc("lxc.hook.mount") if re.search(r"hooks/nvidia\s*$", line.value)]
+        hooks = lxc.nvidia_hooks(guest.conf, acts=any("exists" in line for line in said))
         passed = [device for device in guest.conf.devices().values() if "nvidia" in device.path]
         if not hooks or not passed:
             continue
@@ -32,7 +35,7 @@ def check(box: Box) -> Iterator[Finding]:
             Certainty.PROVED if said else Certainty.LIKELY,
             tuple(evidence),
             ("the container runs",) if running and not said else (),
-            "" if said else "the messages of pct start: Could not mknod ...: File exists",
+            "" if said else "LXC's log of a start: Failed to run autodev hooks",
             remedies.container(edit, restarts="guest"),
             remedies.advice(box, edit, restarts="guest"),
         )

@@ -1,6 +1,7 @@
 """LXC's nvidia hook in a privileged container: the hook refuses and the container does not start.
 
-The hook says that it works in unprivileged mode only ("Failed to run mount hooks" in LXC's log).
+The hook says that it works in unprivileged mode only ("Failed to run mount hooks" in LXC's log). It does nothing where
+NVIDIA_VISIBLE_DEVICES is not set (lxc.environment).
 """
 
 import re
@@ -8,7 +9,7 @@ from collections.abc import Iterator
 
 from gpuctl import remedies
 from gpuctl.box import Box
-from gpuctl.facts import access, proxmox
+from gpuctl.facts import access, lxc, proxmox
 from gpuctl.finding import Certainty, Finding, Layer, Severity
 
 LAYER = Layer.CONTAINER
@@ -18,7 +19,7 @@ def check(box: Box) -> Iterator[Finding]:
     pattern = r"hook currently only works in unprivileged|Failed to run mount hooks"
     said = [line for line in proxmox.start_messages(box) if re.search(pattern, line)]
     for guest in proxmox.confs_of_interest(box):
-        hooks = [line for line in guest.conf.lxc("lxc.hook.mount") if re.search(r"hooks/nvidia\s*$", line.value)]
+        hooks = lxc.nvidia_hooks(guest.conf, acts=bool(said))
         if not hooks or guest.conf.unprivileged:
             continue
         edit = remedies.for_good(box, guest, access.stale_rules(box, guest))

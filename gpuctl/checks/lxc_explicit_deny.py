@@ -41,10 +41,11 @@ def check(box: Box) -> Iterator[Finding]:
                 remedies.container(edit, restarts=restarts),
                 remedies.advice(box, edit, restarts=restarts),
             )
-        elif refusals and guest.conf.unprivileged and includes:
+        elif refusals and includes and (guest.conf.unprivileged or read_as_it_is(box, guest, rules, refusals)):
             names = ", ".join(line.value for line in includes)
             yield Finding(
-                f"{guest.label}: an included file seems to take devices away; its own rules allow them",
+                f"{guest.label}: an included file seems to take {access.named([r.number for r in refusals])} away; "
+                "its own rules allow it",
                 LAYER,
                 Severity.CRITICAL,
                 Certainty.LIKELY,
@@ -52,3 +53,10 @@ def check(box: Box) -> Iterator[Finding]:
                 separates=f"the lines lxc.cgroup2.devices in {names}",
                 advice=f"look for lxc.cgroup2.devices.deny in {names} on the node",
             )
+
+
+def read_as_it_is(box: Box, guest: proxmox.GuestConf, rules: lxc.Rules, refusals: list[access.Refusal]) -> bool:
+    """Does the configuration allow what is refused, and was it not changed since the container's start?"""
+    allowed = all(rules.allows("c", refusal.number.major, refusal.number.minor) for refusal in refusals)
+    since = access.edited_after_start(box, guest)
+    return allowed and since is not None and since < 0

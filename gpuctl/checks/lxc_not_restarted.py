@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from gpuctl import remedies
 from gpuctl.box import Box
-from gpuctl.facts import access, boot
+from gpuctl.facts import access
 from gpuctl.finding import Certainty, Finding, Layer, Severity
 
 LAYER = Layer.CONTAINER
@@ -29,14 +29,18 @@ def check(box: Box) -> Iterator[Finding]:
         _, line = rules.decide("c", refusal.number.major, refusal.number.minor)
         if line is not None:
             evidence.append(f"{guest.where(line)}  <- allows {refusal.number}")
-    since = edited_since_start(box, guest.vmid, guest.mtime)
-    if since is not None:
-        evidence.append(since)
+    since = access.edited_after_start(box, guest)
+    older = since is not None and since < 0
+    if older and guest.conf.lxc("lxc.include") and not converted:
+        return  # it was read as it is: what takes the device away stands in the included file
+    if since is not None and not older:
+        evidence.append(f"the configuration was written {round(since)} s after the container's start")
     if converted:
         evidence.append(
             "/proc/self/uid_map inside is that of a privileged container, the configuration says unprivileged"
         )
-    proved = program is not None or since is not None or converted
+    included = bool(guest.conf.lxc("lxc.include"))
+    proved = converted or (since is not None and not older) or (program is not None and not older and not included)
     suffices = remedies.live_suffices(box)
     edit = remedies.Edit(guest, guest.conf, remedies.live_rules(box))
     restarts = "service" if suffices else "guest"
@@ -47,18 +51,8 @@ def check(box: Box) -> Iterator[Finding]:
     yield Finding(
         f"{guest.label} was started before its configuration allowed {names}",
         LAYER, Severity.CRITICAL, Certainty.PROVED if proved else Certainty.LIKELY, tuple(evidence),
-        separates="" if proved else "the device program of the running container, read on the node",
+        (f"the configuration was written {round(-since)} s before the container's start",) if since and older else (),
+        "" if proved else "the device program of the running container, read on the node, and when each was written"
+        if program is None else "it comes back after `pct reboot`: then an included file or a hook denies the device",
         remedy=remedies.container(edit, restarts=restarts), advice=text,
     )  # fmt: skip
-
-
-def edited_since_start(box: Box, vmid: int, mtime: float | None) -> str | None:
-    """The configuration is younger than the container's start, as a line; None where that is not known or not so."""
-    ticks = (box.node.get(boot.GUEST_START_TICKS) or {}).get(vmid)
-    probe = box.node.mapping("probe")
-    if ticks is None or mtime is None or "clock" not in probe or "monotonic" not in probe:
-        return None
-    started = float(probe["clock"]) - float(probe["monotonic"]) + ticks / float(probe.get("ticks_per_s", 100))
-    if mtime <= started + 1:
-        return None
-    return f"the configuration was written {round(mtime - started)} s after the container's start"

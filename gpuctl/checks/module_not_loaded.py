@@ -39,6 +39,9 @@ def check(box: Box) -> Iterator[Finding]:
         headers = host.mapping("stat").get(f"/lib/modules/{release}/build")
         if isinstance(headers, dict) and headers.get("error") == "ENOENT":
             evidence.append(f"the headers of {release} are not installed")
+    if earlier := kernel_log.grep(box.get_kernel(kernel_log.LINES) or (), r"NVRM: loading NVIDIA UNIX"):
+        built = True
+        evidence.append(f"it was loaded earlier in this boot: {earlier[-1].strip()}")
     try:
         status = host.output("dkms status").stdout.strip()
         evidence += [f"dkms status: {line}" for line in status.splitlines() if "nvidia" in line][:3]

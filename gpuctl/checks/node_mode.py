@@ -82,7 +82,9 @@ def root_asked(box: Box) -> bool:
 
 def explained(node: Node, path: str, box: Box) -> bool:
     """Does the mode explain it? An owner nobody maps and a nodev mount have checks of their own."""
-    return (node.mode or 0) & 0o006 != 0o006 and node.uid not in ("65534", "nobody")
+    if (node.mode or 0) & 0o006 == 0o006 or node.uid in ("65534", "nobody"):
+        return False
+    return nodes.nodev_mount(box.guest, path) is None
 
 
 def may(box: Box, node: Node) -> bool:

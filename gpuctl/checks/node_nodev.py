@@ -6,7 +6,8 @@ user namespace. open(2) gives EACCES even to root and in spite of mode 0666.
 
 from collections.abc import Iterator
 
-from gpuctl.box import Box, Unknown
+from gpuctl import remedies
+from gpuctl.box import Box
 from gpuctl.facts import access, nodes
 from gpuctl.finding import Certainty, Finding, Layer, Severity
 
@@ -18,22 +19,17 @@ def check(box: Box) -> Iterator[Finding]:
     refused = [path for path in opens.by_path if "EACCES" in opens.refused(path).values()]
     if not refused:
         return
-    try:
-        mounts = nodes.parse_mounts(box.guest.file("/proc/self/mountinfo"))
-    except Unknown:
-        mounts = []
-    hit = []
-    for path in refused:
-        mount = max((m for m in mounts if path == m[0] or path.startswith(m[0].rstrip("/") + "/")),
-                    key=lambda m: len(m[0]), default=None)  # fmt: skip
-        if mount is not None and "nodev" in mount[1]:
-            hit.append((path, mount))
+    hit = [(path, line) for path in refused if (line := nodes.nodev_mount(box.guest, path)) is not None]
     if not hit:
         return
     evidence = [*access.symptom(box), *(line for path, _ in hit for line in access.opening(box, path))]
-    evidence += [f"/proc/self/mountinfo: {line}" for line in dict.fromkeys(mount[2] for _, mount in hit)]
+    evidence += [f"/proc/self/mountinfo: {line}" for line in dict.fromkeys(line for _, line in hit)]
+    guest = access.conf(box) if box.guest is not box.node else None
+    edit = remedies.for_good(box, guest) if guest is not None else None
     yield Finding(
-        f"{', '.join(path for path, _ in hit)}: on a mount with nodev, where no device opens",
+        f"{access.listed(path for path, _ in hit)}: on a mount with nodev, where no device opens",
         LAYER, Severity.CRITICAL, Certainty.PROVED, tuple(evidence),
-        advice="pass the nodes with devN entries, or mount the directory without nodev; then restart the container",
+        remedy=remedies.container(edit, restarts="guest") if edit is not None else None,
+        advice=remedies.advice(box, edit, restarts="guest") if edit is not None
+        else "pass the nodes with devN entries, or mount the directory without nodev; then restart the container",
     )  # fmt: skip

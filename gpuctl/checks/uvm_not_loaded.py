@@ -19,7 +19,7 @@ def check(box: Box) -> Iterator[Finding]:
         return
     majors = box.kernel(devices.MAJORS)
     loaded = box.get_kernel(nvidia.MODULE_LOADED)
-    if loaded is False or (loaded is None and majors.of("nvidia") is None):
+    if loaded is False or majors.of("nvidia") is None:
         return  # then the driver as a whole is missing
     helper = "" if access.in_container(box) else access.nodes_made_on_demand(box)
     on_demand = bool(helper) and (access.works(box) is None or access.guarded(box))

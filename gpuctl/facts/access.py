@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gpuctl.box import Box, Unknown
-from gpuctl.facts import cuda, devices, lxc, nodes, nvidia, place, proxmox
+from gpuctl.facts import boot, cuda, devices, lxc, nodes, nvidia, place, proxmox
 from gpuctl.facts.nodes import CTL, UVM, Node
 from gpuctl.finding import Certainty, Severity
 
@@ -111,6 +111,17 @@ def started_privileged(box: Box) -> bool:
     """Is the running guest privileged although its configuration says otherwise by now?"""
     guest, where = conf(box), box.guest.get(place.PLACE)
     return guest is not None and guest.conf.unprivileged and where is not None and where.privileged is True
+
+
+def edited_after_start(box: Box, guest: proxmox.GuestConf) -> float | None:
+    """Seconds from the running container's start to the last change of its configuration; negative where the change
+    was before it. None where that is not known, or too close to tell."""
+    ticks = (box.node.get(boot.GUEST_START_TICKS) or {}).get(guest.vmid)
+    probe = box.node.mapping("probe")
+    if ticks is None or guest.mtime is None or "clock" not in probe or "monotonic" not in probe:
+        return None
+    started = float(probe["clock"]) - float(probe["monotonic"]) + ticks / float(probe.get("ticks_per_s", 100))
+    return None if abs(guest.mtime - started) <= 1 else guest.mtime - started
 
 
 def in_container(box: Box) -> bool:

@@ -226,10 +226,19 @@ class Programs:
         """Majors of character devices of which some minor may be opened read-write."""
         return _char_majors(self)
 
+    def denied_majors(self) -> tuple[int, ...]:
+        """Majors that a rule names and of which no minor may be opened read-write."""
+        return tuple(sorted(set(_numbers(self)) - set(_char_majors(self))))
+
+
+def _numbers(rules: Programs) -> list[int]:
+    """Numbers in the instructions that may be majors."""
+    return sorted({insn.imm for program in rules.programs for insn in program if 0 <= insn.imm < 512})
+
 
 @lru_cache(maxsize=256)
 def _char_majors(rules: Programs) -> tuple[int, ...]:
     numbers = {insn.imm for program in rules.programs for insn in program if 0 <= insn.imm < 4096}
     minors = sorted({0, 1, 2, 3, 77, 255} | numbers)
-    candidates: Iterable[int] = range(512) if rules.allows_everything else sorted(n for n in numbers if n < 512)
+    candidates: Iterable[int] = range(512) if rules.allows_everything else _numbers(rules)
     return tuple(major for major in candidates if any(rules.allows("c", major, minor) for minor in minors))

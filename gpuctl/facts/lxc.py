@@ -287,6 +287,11 @@ class Rules:
         candidates = range(512) if self.allows_everything else sorted(numbers)
         return tuple(m for m in candidates if any(self.allows("c", m, minor) for minor in minors))
 
+    def denied_majors(self) -> tuple[int, ...]:
+        """Majors that a rule names and of which no minor may be opened read-write."""
+        numbers = {rule.major for rule, _ in self.rules if rule.major is not None and rule.kind != "b"}
+        return tuple(sorted(numbers - set(self.char_majors())))
+
 
 ALLOW_KEYS = ("lxc.cgroup2.devices.allow",)
 DENY_KEYS = ("lxc.cgroup2.devices.deny",)
@@ -348,3 +353,21 @@ def nvidia_mounts(conf: Conf) -> list[Mount]:
             target = "/" + fields[1].lstrip("/")
             found.append(Mount(line, fields[0], target, tuple(fields[3].split(","))))
     return found
+
+
+def nvidia_hooks(conf: Conf, *, acts: bool = False) -> list[Line]:
+    """Lines that call LXC's nvidia hook at the guest's start; none where it does nothing (`acts`: it is known to).
+
+    It ends at once unless NVIDIA_VISIBLE_DEVICES is set (LXC's hooks/nvidia): by lxc.environment, or in a file that
+    is included.
+    """
+    lines = [
+        line
+        for line in conf.lxc("lxc.hook.mount", "lxc.hook.autodev")
+        if re.search(r"hooks/nvidia(\s|$)", line.value.strip())
+    ]
+    for line in conf.lxc("lxc.environment"):
+        name, _, value = line.value.strip().strip("\"'").partition("=")
+        if name in ("NVIDIA_VISIBLE_DEVICES", "CUDA_VERSION") and value not in ("", "void"):
+            return lines
+    return lines if acts or conf.lxc("lxc.include") else []

@@ -407,3 +407,15 @@ def parse_mounts(text: str) -> list[tuple[str, tuple[str, ...], str]]:
         if len(fields) > 5:
             found.append((fields[4], tuple(fields[5].split(",")), line.strip()))
     return found
+
+
+def nodev_mount(snapshot: Snapshot, path: str) -> str | None:
+    """The line of mountinfo of the mount that `path` lies on, where it has the flag nodev; None where it has not, or
+    where that is not known."""
+    try:
+        mounts = parse_mounts(snapshot.file("/proc/self/mountinfo"))[::-1]  # the uppermost of several comes first
+    except Unknown:
+        return None
+    over = [mount for mount in mounts if path == mount[0] or path.startswith(mount[0].rstrip("/") + "/")]
+    mount = max(over, key=lambda mount: len(mount[0]), default=None)
+    return mount[2] if mount is not None and "nodev" in mount[1] else None

@@ -32,6 +32,8 @@ def _module_version(snapshot: Snapshot) -> str:
         found = re.fullmatch(rf"\s*({VERSION})\s*", text)
         if version or found:
             return version or found.group(1)  # type: ignore[union-attr]
+    if snapshot.file_error("/proc/driver/nvidia/version") == "ENOENT":  # whatever was loaded earlier in this boot
+        raise Unknown("version of the loaded NVIDIA module: none is loaded")
     lines = snapshot.get(kernel_log.LINES)
     for line in reversed(lines or ()):
         found = re.search(rf"NVRM: loading NVIDIA UNIX.*?\s({VERSION})\s", line)

@@ -31,13 +31,20 @@ class GuestConf:
         return f"container {self.vmid}" if self.vmid else "the container"
 
 
+def _number(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
 def _confs(snapshot: Snapshot) -> Mapping[int, GuestConf]:
     found: dict[int, GuestConf] = {}
     for path, answer in snapshot.mapping("files").items():
         name = re.fullmatch(r"/etc/pve/(?:nodes/[^/]+/)?lxc/(\d+)\.conf", path)
         if name and isinstance(answer, str):
             stats = snapshot.mapping("stat").get(path)
-            mtime = stats.get("mtime") if isinstance(stats, Mapping) else None
+            mtime = _number(stats.get("mtime")) if isinstance(stats, Mapping) else None
             vmid = int(name.group(1))
             found[vmid] = GuestConf(vmid, path, lxc.parse(answer), mtime)
     for command in snapshot.mapping("commands"):
@@ -125,9 +132,10 @@ class InForce:
         return self.rules.allows(kind, major, minor, access)
 
     def majors_text(self) -> str:
-        """`195, 226, 509`, or `every device`."""
+        """`195, 226, 509`, or `every device`, or `every device but 509`."""
         if self.rules.allows_everything:
-            return "every device"
+            denied = [str(major) for major in self.rules.denied_majors() if major > 10]
+            return "every device" + (f" but {', '.join(denied)}" if denied else "")
         shown = [major for major in self.rules.char_majors() if major not in (1, 4, 5, 10, 136)]
         return ", ".join(str(major) for major in shown) or "no device of a GPU"
 
