@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from gpuctl import doctor, plugins, snapshots
@@ -51,3 +52,14 @@ def test_the_documentation_lists_every_cause(request):
     if request.config.getoption("--update-golden"):
         DOCS.write_text(wanted)
     assert DOCS.read_text() == wanted, "run pytest tests/test_doctor_docs.py --update-golden"
+
+
+RESTORE = {"memory_not_mounted", "model_not_staged", "server_down", "server_silent", "settings_lost"}  # shown there
+
+
+def test_each_cause_is_shown_in_the_lab_or_it_is_told_why_not():
+    shown = (DOCS.parents[1] / "tests" / "test_doctor_lab.py").read_text()
+    _, _, rest = DOCS.read_text().partition("## What the lab shows\n")
+    told = rest.partition("\n## ")[0]
+    for name in set(plugins.names("checks")) - RESTORE:
+        assert (re.search(rf"\b{name}\b", shown) is None) == (f"`{name}`" in told), name

@@ -21,9 +21,14 @@ _NODES = (*(f"nvidia{n}" for n in range(8)), "nvidiactl", "nvidia-uvm", "nvidia-
 
 def _main(text: str, change: Callable[[str], str]) -> str:
     """Changes the live section only."""
-    start = re.search(r"^\[", text, re.M)
-    cut = start.start() if start else len(text)
+    cut = _sections(text)
     return change(text[:cut]) + text[cut:]
+
+
+def _sections(text: str) -> int:
+    """Where the sections of snapshots begin."""
+    start = re.search(r"^\[", text, re.M)
+    return start.start() if start else len(text)
 
 
 def _drop(text: str, *patterns: re.Pattern[str]) -> str:
@@ -119,6 +124,41 @@ def devn_missing(text: str) -> str:
     return _main(devn(text), lambda main: "dev20: /dev/nvidia-not-there\n" + main)
 
 
+def devn_and_mounts(text: str) -> str:
+    """devN lines, and the old mount entries beside them: the guest does not start"""
+    return _main(text, lambda main: "".join(f"dev{n}: /dev/{node},mode=0666\n" for n, node in enumerate(_NODES)) + main)
+
+
+def nvidia_hook(text: str) -> str:
+    """LXC's nvidia hook in place of raw rules and entries: in a privileged guest it refuses, and the guest does not
+    start"""
+    return _add(
+        _drop(text, _ALLOW, _ENTRY),
+        "lxc.environment: NVIDIA_VISIBLE_DEVICES=all",
+        "lxc.hook.mount: /usr/share/lxc/hooks/nvidia",
+    )
+
+
+def devn_and_hook(text: str) -> str:
+    """devN lines and LXC's nvidia hook, which both make the nodes: the guest does not start"""
+    return nvidia_hook(devn(text))
+
+
+def mount_nodev(text: str) -> str:
+    """the node of nvidia-uvm bound with nodev: nobody can open it"""
+    return _main(text, lambda main: main.replace("dev/nvidia-uvm none bind,", "dev/nvidia-uvm none bind,nodev,"))
+
+
+def rolled_back(text: str) -> str:
+    """as `pct rollback` leaves it: the rules of a snapshot from before the driver's number changed"""
+    cut = _sections(text)
+    now, old = text[:cut].strip("\n"), stale_major(text[:cut]).strip("\n")
+    spring, autumn = f"[spring]\n{old}\nsnaptime: 1750000000", f"[autumn]\n{now}\nparent: spring\nsnaptime: 1764000000"
+    return (
+        "\n\n".join(part for part in (f"{old}\nparent: spring", spring, autumn, text[cut:].rstrip("\n")) if part) + "\n"
+    )
+
+
 def duplicate_rules(text: str) -> str:
     """the majors of all reboots so far, one below the other"""
     return _add(_drop(text, _UVM), *(f"lxc.cgroup2.devices.allow: c {n}:* rwm" for n in (234, 235, 507, 508, 509)))
@@ -136,8 +176,8 @@ def locked(text: str) -> str:
 
 _EDITS = (
     *(stale_major, no_uvm_rule, v1_keys, malformed_rule, rule_in_snapshot, inline_comment, allow_all, deny_all),
-    *(no_mount_entries, mount_not_optional, devn, devn_default_mode, devn_deny_write, devn_missing),
-    *(duplicate_rules, comment_between, locked),
+    *(no_mount_entries, mount_not_optional, mount_nodev, devn, devn_default_mode, devn_deny_write, devn_missing),
+    *(devn_and_mounts, nvidia_hook, devn_and_hook, rolled_back, duplicate_rules, comment_between, locked),
 )
 KINDS: dict[str, Callable[[str], str]] = {edit.__name__.replace("_", "-"): edit for edit in _EDITS}
 

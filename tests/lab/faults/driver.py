@@ -51,3 +51,13 @@ def mismatch_libraries(lab: Lab, machine_: str, version: str = "595.84") -> None
 def answer_cuinit(lab: Lab, node: str = "kpro6", code: int = 802, *, undo: bool = False) -> None:
     """Let cuInit answer a code although every device opens, as it does without a fabric manager (802)."""
     lab.check(node, ["nvidia-double", "cuinit", "0" if undo else str(code)])
+
+
+def train_fabric(lab: Lab, node: str = "kpro6", *, undo: bool = False) -> None:
+    """Let NVML say of each GPU that its NVLink fabric is still being trained; cuInit is 802 meanwhile."""
+    lab.check(node, ["nvidia-double", "fabric", "0" if undo else "2"])
+
+
+def forbid_compute(lab: Lab, node: str = "kpro6", *, undo: bool = False) -> None:
+    """Set the GPUs' compute mode to PROHIBITED, as somebody did and forgot."""
+    lab.check(node, ["nvidia-smi", "-c", "DEFAULT" if undo else "PROHIBITED"])

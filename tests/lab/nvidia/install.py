@@ -87,6 +87,7 @@ def install_node(root: Path, config: Config | None = None, uvm_at_boot: bool = T
         _put(NODE_FILES / "70-nvidia.rules", root / "etc/udev/rules.d/70-nvidia.rules", 0o644)
         (root / "etc/modules-load.d").mkdir(parents=True, exist_ok=True)
         (root / "etc/modules-load.d/nvidia.conf").write_text("nvidia\nnvidia_uvm\n")
+    _put(NODE_FILES / "nvidia-container-cli", root / "usr/bin/nvidia-container-cli", 0o755)
     hooks = root / "usr/share/lxc/config/common.conf.d"
     hooks.mkdir(parents=True, exist_ok=True)
     (hooks / "50-nvidia-double.conf").write_text("lxc.hook.mount = /usr/lib/nvidia-double/guest-mount\n")

@@ -125,6 +125,13 @@ def cuinit(kernel: Kernel, code: str) -> str:
     return ""
 
 
+def fabric(kernel: Kernel, state: str) -> str:
+    """fabric STATE: what NVML says of each GPU's NVLink fabric: 2 in training (cuInit is 802 meanwhile), 0 undoes it."""
+    kernel.driver.fabric = int(state)
+    kernel.driver.cuda_init = 802 if kernel.driver.fabric in (1, 2) else None
+    return ""
+
+
 def breakuvm(kernel: Kernel) -> str:
     """breakuvm: nvidia-uvm is in its fatal state: every open is EIO until it is reloaded."""
     kernel.driver.uvm_broken = True
@@ -175,6 +182,6 @@ def modinfo(kernel: Kernel, module: str, field: str = "") -> str:
 
 ORDERS: dict[str, Callable[..., str]] = {
     "help": help_, "status": status, "load": load, "unload": unload, "reload": reload, "renumber": renumber, "lose": lose,
-    "remove": remove, "insert": insert, "version": version, "cuinit": cuinit, "breakuvm": breakuvm, "xid": xid, "log": log,
-    "lsmod": lsmod, "modinfo": modinfo,
+    "remove": remove, "insert": insert, "version": version, "cuinit": cuinit, "fabric": fabric, "breakuvm": breakuvm, "xid": xid,
+    "log": log, "lsmod": lsmod, "modinfo": modinfo,
 }  # fmt: skip

@@ -132,6 +132,13 @@ static int by_word(const char *word, size_t length)
 
 /* CUDA_VISIBLE_DEVICES: numbers or UUIDs, the kind of the first deciding; the first wrong one ends the list; a
  * repeated one is an error. */
+/* Measured: an order it does not know is an error of its own. */
+static int check_order(void)
+{
+    const char *order = getenv("CUDA_DEVICE_ORDER");
+    return !order || !strcmp(order, "FASTEST_FIRST") || !strcmp(order, "PCI_BUS_ID") ? SUCCESS : INVALID_DEVICE;
+}
+
 static int choose_visible(void)
 {
     const char *list = getenv("CUDA_VISIBLE_DEVICES");
@@ -207,6 +214,8 @@ EXPORT int cuInit(unsigned flags)
         code = (int)nv_number(state, "cuinit", SUCCESS);
     if (!code)
         code = open_gpus(state);
+    if (!code)
+        code = check_order();
     if (!code)
         code = choose_visible();
     if (code) {
