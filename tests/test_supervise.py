@@ -41,8 +41,8 @@ def ended(supervisor, unit="u"):
 
 @pytest.mark.parametrize(
     ("script", "status", "name"),
-    [("exit 0", 0, None), ("exit 7", 7, None), ("kill -KILL $$", -9, "SIGKILL"), ("kill -ILL $$", -4, "SIGILL")],
-)
+    [("exit 0", 0, None), ("exit 7", 7, None), ("kill -KILL $$", -9, "SIGKILL"), ("kill -ILL $$", -4, "SIGILL"), ("kill -40 $$", -40, "signal 40")],
+)  # fmt: skip
 def test_how_it_ended_is_known(supervisor, script, status, name):
     start(supervisor, "sh", "-c", script)
     state = ended(supervisor)
@@ -151,10 +151,11 @@ def test_watching_ends_when_it_is_closed(supervisor):
     assert threading.active_count() <= before
 
 
-def test_who_listens_on_a_port(supervisor):
+@pytest.mark.parametrize("wrapped", [(), ("sh", "-c", 'env -i "$@"; true', "sh")])  # the second has lost its mark
+def test_who_listens_on_a_port(supervisor, wrapped):
     code = "import socket,time; s=socket.socket(); s.bind(('127.0.0.1',0)); s.listen(); print(s.getsockname()[1], flush=True); time.sleep(30)"
     heard = []
-    start(supervisor, sys.executable, "-c", code)
+    start(supervisor, *wrapped, sys.executable, "-c", code)
     watch = supervisor.watch("u", [], heard.append)
     while not "".join(heard).endswith("\n"):
         time.sleep(0.02)

@@ -125,6 +125,13 @@ def parent(pid):
     return None if stat is None else int(stat[stat.rindex(")") + 2 :].split()[1])
 
 
+def signal_name(number):
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most of the real-time ones have none
+        return "signal %d" % number
+
+
 def kill(pids, number):
     for pid in pids:
         try:
@@ -228,7 +235,7 @@ def keep(job, path, writer, starting):
             status = raw
     ended = {"status": None, "signal": None, "time": time.time()}
     if status is not None and os.WIFSIGNALED(status):
-        ended["signal"] = signal.Signals(os.WTERMSIG(status)).name
+        ended["signal"] = signal_name(os.WTERMSIG(status))
         ended["status"] = -os.WTERMSIG(status)
     elif status is not None:
         ended["status"] = os.WEXITSTATUS(status)
@@ -273,6 +280,18 @@ def stop(job):
 # ---------------------------------------------------------------- status
 
 
+def unit_of(pid):
+    """The unit a process belongs to: by its mark or the nearest ancestor's (see `members`), or by its cgroup."""
+    above = pid
+    while above:
+        mark = re.search(MARK + r"=([^\0]*)", read("/proc/%d/environ" % above) or "")
+        if mark:
+            return mark[1]
+        above = parent(above)
+    mark = re.search(r"/([^/\n]+)\.service\b", read("/proc/%d/cgroup" % pid) or "")
+    return mark[1] if mark else None
+
+
 def listeners(ports):
     """{port: {"pid", "command", "unit"}} of who listens; pid None when the process may not be looked at."""
     inodes = {}
@@ -297,9 +316,7 @@ def listeners(ports):
                 continue
             if port is not None and found[port]["pid"] is None:
                 command = (read("/proc/%s/cmdline" % name) or "").replace("\0", " ").strip()
-                mark = re.search(MARK + r"=([^\0]*)", read("/proc/%s/environ" % name) or "")
-                mark = mark or re.search(r"/([^/\n]+)\.service\b", read("/proc/%s/cgroup" % name) or "")
-                found[port] = {"pid": int(name), "command": command[:300], "unit": mark[1] if mark else None}
+                found[port] = {"pid": int(name), "command": command[:300], "unit": unit_of(int(name))}
     return found
 
 
@@ -439,7 +456,7 @@ def unit_state(facts):
             ended["status"] = status
         elif code in (2, 3):  # CLD_KILLED, CLD_DUMPED
             ended["status"] = -status
-            ended["signal"] = signal.Signals(status).name
+            ended["signal"] = signal_name(status)
         if facts.get("ConditionResult") == "no" or facts.get("AssertResult") == "no":
             ended["why"] = "a condition of the unit was not met"
         if facts.get("Result") == "oom-kill":
