@@ -139,6 +139,9 @@ def itl_ms(row: Row) -> list[float] | None:
     return out
 
 
+_SEVERAL = 1.05  # tokens a chunk above which chunks show speculation; two of a hundred may have travelled together
+
+
 def acceptance(row: Row) -> tuple[float, str] | None:
     """Tokens made for each step of the target model, with its source; None where nothing speaks of speculation.
 
@@ -147,6 +150,12 @@ def acceptance(row: Row) -> tuple[float, str] | None:
     after the first chunk / chunks after it; a server that gathers several steps in a chunk makes it too high, so it is
     only given when some chunk held several tokens).
     """
+    found = _made_a_step(row)
+    return None if found is None or (found[1] == "chunks" and found[0] <= _SEVERAL) else found
+
+
+def _made_a_step(row: Row) -> tuple[float, str] | None:
+    """As `acceptance`, also where chunks show none."""
     spec = row.get("spec")
     made = tokens(row)
     total = None if isinstance(made, str) else made.total
@@ -163,9 +172,7 @@ def acceptance(row: Row) -> tuple[float, str] | None:
         if accepted is not None and count and accepted < count:
             return count / (count - accepted), "timings"
     if not isinstance(made, str) and made.running is not None and len(made.running) > 1:
-        length = (made.last - made.first) / (len(made.running) - 1)
-        if length > 1.05:
-            return length, "chunks"
+        return (made.last - made.first) / (len(made.running) - 1), "chunks"
     return None
 
 
@@ -332,6 +339,9 @@ def repetition(rows: Sequence[Row], summary: Mapping[str, Any]) -> Repetition:
                 out[f"{name.removesuffix('_ms')}_p{share}_ms"] = percentile(values, share / 100)
         if len(values) < len(each) and name == "completion_tokens":
             notes.append(f"tokens are known of {len(values)} of {len(each)} requests only")
+    if "acceptance_length" in out:  # of all requests: those in which nothing was accepted count as well
+        lengths = [found[0] for row in good if (found := _made_a_step(row)) is not None]
+        out["acceptance_length"] = math.fsum(lengths) / len(lengths)
     made = [tokens(row) for row in good]
     notes += [f"tokens not known: {why}" for why in sorted({m for m in made if isinstance(m, str)})]
     gaps = [itl_ms(row) for row in good]

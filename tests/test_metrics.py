@@ -155,6 +155,12 @@ def test_acceptance_length_and_where_it_is_from(more, expected):
     assert acceptance(row(**more)) == expected
 
 
+def test_requests_in_which_nothing_was_accepted_count_in_the_mean_acceptance_length():
+    good = row(chunks=(10.5, 10.6, 10.7), running=(1, 9, 17), total=17)
+    assert repetition([good, row()], SUMMARY).metrics["acceptance_length"] == close((8 + 1) / 2)
+    assert "acceptance_length" not in repetition([row(), row()], SUMMARY).metrics
+
+
 def test_acceptance_length_from_chunks_only_when_they_hold_several_tokens():
     assert acceptance(row(chunks=(10.5, 10.6, 10.7), running=(1, 9, 17), total=17)) == (8.0, "chunks")
     assert acceptance(row()) is None
