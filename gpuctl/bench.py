@@ -30,6 +30,7 @@ from gpuctl.planning import known as knowing
 from gpuctl.planning.servers import Foresight
 from gpuctl.records import MEASURED, CellId, Failure, Record, State
 from gpuctl.restore import NotAllowed, Restorer, Wants, models_of
+from gpuctl.results.provenance import sealed_argv
 from gpuctl.serving import StartFailed, Tell, Up, bearer, bring_up, key_of, take_down, unit_name
 from gpuctl.staging import StagingError
 from gpuctl.store import Run, now
@@ -675,7 +676,7 @@ def _campaign(
             servers[name] = {"engine": server.engine, "model": server.model, "title": server.title}
             if name in launches:
                 engine = plugins.get("engines", server.engine)
-                servers[name]["argv"] = list(engine.argv(launches[name])) or [server.url]
+                servers[name]["argv"] = sealed_argv(engine.argv(launches[name])) or [server.url]
     return {
         "schema": "gpuctl.campaign/1",
         "name": inventory.campaign,

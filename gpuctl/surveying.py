@@ -19,6 +19,7 @@ from gpuctl import hosts, plugins, together
 from gpuctl.cells import Cell
 from gpuctl.config import Inventory
 from gpuctl.engines import Identity, Launch, environment, program
+from gpuctl.results.provenance import sealed, sealed_argv
 from gpuctl.serving import bearer, key_of, who_answers
 from gpuctl.supervision import SupervisionError, Supervisor
 from gpuctl.transport import AGENTS, Transport, TransportError, agent
@@ -152,8 +153,8 @@ def fingerprint(cell: Cell, launch: Launch, engine: ModuleType, survey: Mapping[
 def intended(cell: Cell, launch: Launch, engine: ModuleType) -> dict[str, Any]:
     """The part of a fingerprint that is known without the machine."""
     return {
-        "argv": list(engine.argv(launch)) or [launch.server.url],
-        "environment": environment(engine, launch),
+        "argv": sealed_argv(engine.argv(launch)) or [launch.server.url],
+        "environment": sealed(environment(engine, launch)),
         **{key: value for key in ("numa", "cpus", "user") if (value := getattr(launch.server, key)) is not None},
         "workload": cell.definition(),
         "load_agent": LOAD_VERSION,

@@ -124,6 +124,20 @@ def test_what_a_server_is_bound_to_counts(bound):
     assert cells.differences(free, tied) == f"{key} nothing -> {value}"
 
 
+def test_a_secret_is_in_no_fingerprint_and_its_change_is_seen():
+    def kept(secret):
+        flags = {"api-key": secret, "max-num-seqs": 8, "max-num-batched-tokens": 512}
+        found = parts(launch("vllm", flags=flags, env={"HF_TOKEN": secret, "OMP_NUM_THREADS": "4"}))
+        assert secret not in json.dumps(found)
+        return found
+
+    before = kept("hunter2hunter2")
+    assert before["environment"]["OMP_NUM_THREADS"] == "4"
+    assert before["argv"][-4:] == ["--max-num-seqs", "8", "--max-num-batched-tokens", "512"]
+    assert kept("hunter2hunter2") == before
+    assert {"argv", "environment"} == {key for key, part in kept("hunter3hunter3").items() if part != before[key]}
+
+
 def test_what_somebody_elses_server_serves_counts():
     def theirs(server):
         return Launch("s", Server(engine="external", url=server.url), python=sys.executable)

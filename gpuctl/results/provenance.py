@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
@@ -56,6 +57,25 @@ def public(argv: Sequence[str]) -> list[str]:
             shown.append(word)
         hide = secret and not equals and word.startswith("-")
     return shown
+
+
+def sealed(value: Mapping[str, str]) -> dict[str, str]:
+    """An environment as it may be kept: of what is named as a secret its digest, so that a change is still seen."""
+    return {name: _digest(text) if _SECRET_NAME.search(name) else text for name, text in value.items()}
+
+
+def sealed_argv(argv: Sequence[str]) -> list[str]:
+    """An argument vector as it may be kept, as `sealed`."""
+    return [
+        word
+        if shown == word
+        else f"{shown.removesuffix(HIDDEN)}{_digest(word.removeprefix(shown.removesuffix(HIDDEN)))}"
+        for word, shown in zip(argv, public(argv), strict=True)
+    ]
+
+
+def _digest(text: str) -> str:
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def published(value: Any, name: str = "") -> Any:
