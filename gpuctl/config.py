@@ -93,6 +93,16 @@ class Server(_Strict):
             raise ValueError(f"no profile {value!r}; there are: {', '.join(nccl.PROFILES)}")
         return value
 
+    @field_validator("url")
+    @classmethod
+    def _address(cls, value: str | None) -> str | None:
+        found = re.fullmatch(
+            r"https?://(?:\[[0-9A-Fa-f:.%]+\]|[^\s/:?#@\[\]]+)(?::(\d{1,5}))?(?:/[^\s?#]*)?", value or ""
+        )
+        if value is not None and (found is None or not 0 < int(found[1] or 80) < 65536):
+            raise ValueError(f"{value!r} is not like http://host:port")
+        return value
+
 
 class Phase(_Strict):
     title: str | None = None

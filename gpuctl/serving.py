@@ -341,6 +341,8 @@ def _identify(up: Up, supervisor: Supervisor, headers: Mapping[str, str] | None)
         seen = ", ".join(f"{path}: {answer.get('status') or answer.get('error')}" for path, answer in answers.items())
         raise StartFailed(Failure("wrong_identity", f"{launch.base_url} does not say who it is ({seen})"))
     up.identity = engine.identity(found)
+    if up.identity.requests_at_once is None and hasattr(engine, "requests_at_once"):
+        up.identity = replace(up.identity, requests_at_once=engine.requests_at_once(launch))
     wanted = {launch.model, str(launch.server.flags.get("served-model-name")), str(launch.server.flags.get("alias"))}
     served = {up.identity.model_path, *up.identity.models} - {None}
     if launch.model and served and not served & wanted:

@@ -5,6 +5,7 @@ An engine has
     environment(launch)  variables it needs beyond the user's
     HEALTH               paths of which the first one it knows answers 200 when it can generate
     IDENTITY             paths asked once it is ready, and identity(answers): who is answering
+    requests_at_once(launch)  how many its flags let run at once, where its answers do not tell it; may be left out
     FLUSH                (method, path) that empties its prefix cache, or None
     FIXED_LENGTH         body fields that make an answer exactly max_tokens long; ANY_LENGTH where it may end
     MULTI_NODE           true where one server can run over several machines (Launch.ranks); may be left out
@@ -46,7 +47,7 @@ class Launch:
     @property
     def base_url(self) -> str:
         if self.server.url:
-            return self.server.url.rstrip("/")
+            return self.server.url.rstrip("/").removesuffix("/v1")  # as clients of OpenAI's are given it
         host = "127.0.0.1" if self.server.host in {"0.0.0.0", "::"} else self.server.host  # noqa: S104
         return f"http://{f'[{host}]' if ':' in host else host}:{self.server.port}"
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpuctl.engines import Identity, Launch, flags, nested, program, served_ids
+from gpuctl.flags import arguments
 
 HEALTH = ("/health",)
 IDENTITY = ("/v1/models", "/version")
@@ -20,6 +21,8 @@ PACKAGE = "vllm"
 SOURCES = ("config/cache.py",)
 FLAGS = ("engine/arg_utils.py", "entrypoints/openai/cli_args.py", "config/*.py")
 HELP = (("serve", "--help=all"), ("serve", "--help"))  # older releases know the second only
+
+_WORKERS = ("--data-parallel-size", "--data_parallel_size", "-dp")
 
 
 def argv(launch: Launch) -> tuple[str, ...]:
@@ -41,6 +44,13 @@ def argv(launch: Launch) -> tuple[str, ...]:
 def environment(launch: Launch) -> dict[str, str]:
     # /reset_prefix_cache and /server_info exist only in development mode
     return {"HF_HUB_OFFLINE": "1", "VLLM_SERVER_DEV_MODE": "1"}
+
+
+def requests_at_once(launch: Launch) -> int | None:
+    """All data-parallel workers together; None where its own default holds, which it does not tell."""
+    given = arguments(argv(launch))
+    each = given.whole("--max-num-seqs", "--max_num_seqs")
+    return None if each is None else each * (given.whole(*_WORKERS) or 1)
 
 
 def identity(answers: Mapping[str, Any]) -> Identity:
