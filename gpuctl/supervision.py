@@ -179,8 +179,12 @@ class Supervisor:
 
     def stop(self, unit: str, grace_s: float = 10) -> UnitState | None:
         """Ends it and everything it started; returns how it ended."""
-        answer = self._do(grace_s + 30, op="stop", unit=unit, grace_s=grace_s)
+        answer = self._do(self._stopping_s(grace_s), op="stop", unit=unit, grace_s=grace_s)
         return _state(answer["stopped"]) if answer.get("stopped") else None
+
+    def _stopping_s(self, grace_s: float) -> float:
+        """How long a stop may take until something is wrong with it."""
+        return grace_s + 30
 
     def ask(self, requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """HTTP requests sent from that machine: each answer has status and body, or error."""
@@ -233,6 +237,9 @@ class Units(Supervisor):
     def __init__(self, transport: Transport, place: Callable[[Start], None], *, python: str = "python3") -> None:
         super().__init__(transport, python=python)
         self.place = place
+
+    def _stopping_s(self, grace_s: float) -> float:
+        return 150  # the grace is the unit's own, TimeoutStopSec, and a killed server gives back its memory for a while
 
     def start(self, server: Start) -> UnitState:
         self.place(server)

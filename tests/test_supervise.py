@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -12,8 +13,9 @@ import time
 
 import pytest
 
-from gpuctl.supervision import Processes, Start, SupervisionError
-from gpuctl.transport import Local
+from gpuctl import render
+from gpuctl.supervision import Processes, Start, SupervisionError, Units
+from gpuctl.transport import Completed, Local
 from tests.patience import ends_within, wait_until
 
 
@@ -164,3 +166,16 @@ def test_who_listens_on_a_port(supervisor, wrapped):
     _, listening = supervisor.status([port])
     assert supervisor.owns(listening[port], "u")
     assert not supervisor.owns(listening[port], "other")
+
+
+def test_a_unit_is_given_the_time_to_stop_that_its_file_grants_it():
+    grants = int(re.search(r"TimeoutStopSec=(\d+)", render.server(render.ServerUnit("u", ("/bin/true",))).text)[1])
+
+    class Machine:
+        name = "box"
+
+        def run(self, argv, *, stdin=b"", timeout=None, on_stdout=None):
+            assert timeout > grants + 30, "the campaign would end because a server takes its time"
+            return Completed(0, b'{"stopped": null}', b"")
+
+    assert Units(Machine(), lambda start: None).stop("u") is None
