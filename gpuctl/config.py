@@ -11,7 +11,7 @@ import fnmatch
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +160,6 @@ class Inventory:
     models: Mapping[str, Model]
     servers: Mapping[str, Server]
     phases: Mapping[str, PhasePlan]
-    hosts_text: str = field(repr=False, default="")
 
     def phase(self, name: str) -> PhasePlan:
         if name not in self.phases:
@@ -208,7 +207,7 @@ def load(
     campaign, phases = check.phases(texts["phases.yml"], servers, workloads)
     if mistakes:
         raise ConfigError(mistakes)
-    return Inventory(folder, campaign or folder.name, models, servers, phases, texts["hosts.yml"])
+    return Inventory(folder, campaign or folder.name, models, servers, phases)
 
 
 class _Checker:

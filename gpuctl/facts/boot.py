@@ -21,32 +21,12 @@ from gpuctl.box import Fact, Snapshot, Unknown
 class Boot:
     boot_id: str
     pid1_start_ticks: int | None
-    btime: int | None = None  # epoch seconds, of the machine also in a container
-
-    def as_json(self) -> dict[str, object]:
-        return {"boot_id": self.boot_id, "pid1_start_ticks": self.pid1_start_ticks, "btime": self.btime}
 
 
 def parse_start_ticks(stat: str) -> int | None:
     """Field 22 of /proc/PID/stat; the name in parentheses may hold blanks and parentheses."""
     fields = stat.rpartition(")")[2].split()
     return int(fields[19]) if len(fields) > 19 and fields[19].isdigit() else None
-
-
-def _boot(snapshot: Snapshot) -> Boot:
-    boot_id = snapshot.file("/proc/sys/kernel/random/boot_id").strip()
-    try:
-        ticks = parse_start_ticks(snapshot.file("/proc/1/stat"))
-    except Unknown:
-        ticks = None
-    try:
-        found = re.search(r"^btime (\d+)", snapshot.file("/proc/stat"), re.M)
-    except Unknown:
-        found = None
-    return Boot(boot_id, ticks, int(found.group(1)) if found else None)
-
-
-BOOT: Fact[Boot] = Fact((("file", "/proc/sys/kernel/random/boot_id"), ("file", "/proc/1/stat")), _boot)
 
 
 def _kernel_release(snapshot: Snapshot) -> str:

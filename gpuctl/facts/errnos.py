@@ -52,16 +52,6 @@ _NUMBERS = {
 }
 KNOWN = frozenset(_NUMBERS.values()) | {OK, "hang", "EMFILE", "ETIMEDOUT"}
 
-EXPLAINED = {
-    "EPERM": "refused by the device cgroup",
-    "EACCES": "refused by mode, owner, nodev or a security module",
-    "ENXIO": "no driver at this number",
-    "ENOENT": "no such node",
-    "ENODEV": "no such device behind it",
-    "EIO": "the driver gives an error",
-    "hang": "no answer",
-}
-
 
 def errno_name(word: object) -> str | None:
     """`EPERM`, "errno 1", 1, "Operation not permitted", "cannot open: Permission denied" -> the name; OK; None."""

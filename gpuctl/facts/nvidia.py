@@ -48,14 +48,6 @@ MODULE_VERSION: Fact[str] = Fact(
 )
 
 
-def _module_open(snapshot: Snapshot) -> bool:
-    text = snapshot.file("/proc/driver/nvidia/version")
-    return "Open Kernel Module" in text
-
-
-MODULE_OPEN: Fact[bool] = Fact((("file", "/proc/driver/nvidia/version"),), _module_open)
-
-
 def _module_loaded(snapshot: Snapshot) -> bool:
     try:
         return bool(_module_version(snapshot))
