@@ -513,9 +513,9 @@ class _Bench:
                 if away or (what.failure is not None and (_from_outside(what.failure) or self._spoilt(todo))):
                     # also a cell that came out well: whatever it measured, it was not one boot
                     raise _BrokenOff(what.failure or Failure("rebooted", away), away, up.state)
-                if top := self.foresight.ceiling(todo.launch, todo.engine, cell):
-                    up.facts["roofline_tok_s"] = top
-                record = self._keep(cell, parts, began, what, up)
+                top = self.foresight.ceiling(todo.launch, todo.engine, cell)  # of this cell, and of none behind it
+                of_cell = replace(up, facts={**up.facts, "roofline_tok_s": top}) if top else up
+                record = self._keep(cell, parts, began, what, of_cell)
                 left.pop(0)
                 if record.failure is not None and record.failure.kind == "server_died":
                     self.run.event("server_died", server=todo.server, why=record.failure.summary)
