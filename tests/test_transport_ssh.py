@@ -290,6 +290,14 @@ def test_sudo_that_would_ask_is_refused_and_sudo_that_may_works(server, tmp_path
     one.run(["true"])  # connects
     one._chain[-1].user = "ada"
     assert "ada may not become root (sudo: a password is required)" in refusal(Refused, one)
+    sudo.write_text("#!/bin/sh\necho 'bash: line 1: sudo: command not found' >&2\nexit 127\n")
+    one.run(["true"])
+    one._chain[-1].user = "ada"
+    assert "there is no sudo for ada to become root by: install it, or log in as root" in refusal(Refused, one)
+    sudo.write_text("#!/bin/sh\necho 'sudo: python3: command not found' >&2\nexit 1\n")
+    one.run(["true"])
+    one._chain[-1].user = "ada"
+    assert one.run(["python3"], timeout=30).rc == 127, "which is not sudo's fault"
     sudo.write_text('#!/bin/sh\n[ "$1 $2 $3" = "-n -H --" ] || exit 9\nshift 3\necho as root\nexec "$@"\n')
     one.run(["true"])
     one._chain[-1].user = "ada"

@@ -83,9 +83,17 @@ class Ssh:
         finally:
             with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
                 channel.close()
-        if sudo and done.rc == 1 and done.stderr.startswith(b"sudo:"):
-            said = done.stderr.decode("utf-8", "replace").splitlines()[0]
-            raise Refused(f"{self.name}: {connection.user} may not become root ({said}): allow it without a password")
+        return self._by_sudo(done, connection.user) if sudo else done
+
+    def _by_sudo(self, done: Completed, user: str) -> Completed:
+        """What a command ended with that sudo was to run; raises Refused where sudo did not get that far."""
+        said = next(iter(done.stderr.decode("utf-8", "replace").splitlines()), "")
+        if done.rc == 1 and said.startswith("sudo:"):
+            if said.endswith(": command not found"):  # not sudo's fault: as a shell says it
+                return Completed(127, done.stdout, done.stderr)
+            raise Refused(f"{self.name}: {user} may not become root ({said}): allow it without a password")
+        if done.rc == 127 and "sudo" in said and not said.startswith("sudo:"):
+            raise Refused(f"{self.name}: there is no sudo for {user} to become root by: install it, or log in as root")
         return done
 
     def openssh(self, argv: Sequence[str]) -> list[str]:

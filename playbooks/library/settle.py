@@ -225,7 +225,8 @@ def answered(job):
     except Failed as error:
         return {"failed": True, "msg": str(error)}
     except OSError as error:
-        return {"failed": True, "msg": "%s: %s" % (error.filename, error.strerror)}
+        hint = "; this needs root" if isinstance(error, PermissionError) and os.geteuid() != 0 else ""
+        return {"failed": True, "msg": "%s: %s%s" % (error.filename, error.strerror, hint)}
 
 
 if __name__ == "__main__":
