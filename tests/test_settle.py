@@ -105,3 +105,9 @@ def test_what_cannot_be_read_has_failed_unless_it_is_optional(settle, knob, sett
     answer = settle({"name": "a", "want": "1", "optional": True, **setting})
     assert "failed" not in answer
     assert answer["settings"][0]["state"] == "absent"
+
+
+def test_nothing_is_set_where_something_is_missing_that_has_to_be_there(settle, knob):
+    said = settle(knob, needs={"/no/systemd": "there is no systemd on this machine"})
+    assert (said["failed"], said["msg"]) == (True, "there is no systemd on this machine")
+    assert Path(knob["file"]).read_text() == "1\n"
