@@ -131,7 +131,7 @@ def test_a_phase_is_deployed_as_units_measured_and_named_where_it_cannot_work(de
     assert measured["metrics"]["gpu_memory_bytes"]["mean"] == pytest.approx(71.6 * (1 << 30), rel=0.05)
     assert measured["metrics"]["energy_per_token_j"]["unit"] == "J"
     campaign = json.loads((desk.folder / "runs/lab/campaign.json").read_text())
-    assert campaign["phases"]["tp1"]["command"] == ["gpuctl", "bench", "tp1", "-i", str(desk.inventory)]
+    assert campaign["phases"]["tp1"]["command"] == ["gpuctl", "bench", "tp1", "-i", str(desk.inventory), "--force"]
     starved = records["tp1-starved"]
     assert (starved["state"], starved["metrics"]) == ("failed", {})
     died = starved["failure"]["finding"]  # its log says what the plan said

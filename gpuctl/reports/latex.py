@@ -197,12 +197,28 @@ def _part(table: Table, caption: str, chosen: Sequence[int], label: str, *, note
 def _rows(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> Iterator[str]:
     """A line a row; what stands below its figures is a line of its own that never begins a page."""
     for row in rows:
-        has_below = any(cell.below for cell in row)
-        end = r" \\*" if has_below else r" \\[.4ex]"
-        yield " & ".join(_cell(cell, column) for cell, column in zip(row, columns, strict=True)) + end
-        if has_below:
-            below = (rf"\gpuctlbelow{{{escape(cell.below)}}}" if cell.below else "" for cell in row)
-            yield " & ".join(below) + r" \\[.4ex]"
+        texts = [
+            _stacked(cell) if _stacks(cell, column) else _cell(cell, column)
+            for cell, column in zip(row, columns, strict=True)
+        ]
+        below = ["" if _stacks(cell, column) else cell.below for cell, column in zip(row, columns, strict=True)]
+        yield " & ".join(texts) + (r" \\*" if any(below) else r" \\[.4ex]")
+        if any(below):
+            yield " & ".join(rf"\gpuctlbelow{{{escape(text)}}}" if text else "" for text in below) + r" \\[.4ex]"
+
+
+_STACKED = 20  # characters: a moment
+
+
+def _stacks(cell: Cell, column: Column) -> bool:
+    """Whether the second line stays with the first: beside a long text a row's own second line is far away."""
+    return bool(cell.below) and column.text and not column.code and len(cell.text) <= _STACKED
+
+
+def _stacked(cell: Cell) -> str:
+    return (
+        rf"\begin{{tabular}}[t]{{@{{}}l@{{}}}}{escape(cell.text)}\\\gpuctlbelow{{{escape(cell.below)}}}\end{{tabular}}"
+    )
 
 
 def _widths(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> str:

@@ -40,6 +40,11 @@ _OVER = frozenset({"server_started", "server_ready", "run_finished"})
 def described(event: Mapping[str, Any]) -> str:
     """An event in words: its name, and its particulars in the order they were written."""
     name = str(event.get("event", "?"))
+    if name == "healed" and event.get("saw"):
+        after = "gone after it" if event.get("gone") else "still there after it"
+        return (
+            f"healed: {event.get('box') or '?'}: {_short(event['saw'])} (by {_short(event.get('did', '?'))}; {after})"
+        )
     words = _WORDS.get(name, name.replace("_", " "))
     about = next((str(event[key]) for key in _SUBJECTS if event.get(key)), "")
     details = [
