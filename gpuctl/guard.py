@@ -110,11 +110,14 @@ class Guard:
 
     def begin(self, *, check: bool = False) -> Happened | None:
         """Knows the box from now on. One that started anew since this campaign's last event, or that it has not seen
-        yet, is healed first (not with `check`). Raises TransportError when it cannot be reached."""
-        seen = look(self.ways)
+        yet, is healed first (not with `check`). One that this campaign knows is waited for (not with `check`). Raises
+        TransportError when it cannot be reached."""
+        seen, before = look(self.ways), self._last()
         if seen.boot.guest is None:
-            raise Unreachable(seen.why)
-        before = self._last()
+            if check or before is None:
+                raise Unreachable(seen.why)
+            self.known = before
+            return self.recover(seen.why, lambda: None)
         self._know(seen.boot)
         if check:
             return None

@@ -212,6 +212,21 @@ def test_what_happened_between_two_commands_is_known_from_the_run_folder(tmp_pat
     assert box.events()[-2:] == ["started_anew", "healed"]
 
 
+def test_a_box_that_is_away_when_the_command_is_given_is_waited_for_where_the_campaign_knows_it(tmp_path):
+    box = Box(tmp_path, [set_to(up(D, 9000))])
+    box.guest.answer = GONE
+    with pytest.raises(Unreachable, match="no answer in time"):
+        box.guard.begin()  # it may be no machine at all
+    box.guest.answer = up(B)
+    box.guard.begin()
+    box.run.event("cell_done")
+    box.guest.answer, box.guard.known = GONE, None
+    with pytest.raises(Unreachable):
+        box.guard.begin(check=True)
+    assert box.guard.begin() is Happened.GUEST_RESTART
+    assert box.healed == [None, Happened.GUEST_RESTART]
+
+
 def test_away_says_why_in_one_line(tmp_path):
     box = Box(tmp_path)
     assert box.guard.away() == ""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -578,3 +580,20 @@ def test_a_memory_file_system_never_hides_what_is_there(tmp_path):
     with pytest.raises(StagingError, match=r"would hide what is in it \(abc\): give m a path in a folder of its own"):
         staging.tmpfs_for(HERE, str(tmp_path / "snapshots"), [seen])
     assert staging.look(Local("here"), {**job, "to": str(tmp_path / "memory" / "m")}).raw["mount"]["hides"] == []
+
+
+def test_memory_that_somebody_fills_meanwhile_is_one_line_wherever_it_is_met(memory, source, monkeypatch, capsys):
+    """Also where not even a line of the journal finds room."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device", f"{memory}/.staging-m/.journal")
+
+    monkeypatch.setattr(program, "perform", full)
+    monkeypatch.setattr(
+        sys, "stdin", io.TextIOWrapper(io.BytesIO(json.dumps({**job(memory, source), "json": True}).encode()))
+    )
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    assert program.main() == 3
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (told["type"], told["kind"]) == ("error", "room")
+    assert told["message"].endswith("No space left on device; the same command goes on when there is room")

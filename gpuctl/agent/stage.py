@@ -67,6 +67,9 @@ DTYPE_BITS = {
 }  # fmt: skip
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
+
+
 class Bad(Exception):
     """An end with words for a person. `kind`: job | source | room | way | stopped."""
 
@@ -1430,7 +1433,7 @@ class Filling:
         part.finished = True
 
     def in_words(self, error, part):
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM):
+        if isinstance(error, OSError) and error.errno in FULL:
             return Bad(
                 "room",
                 "%s is full: %s could not be copied to its end; what is there stays for the next run"
@@ -2243,6 +2246,13 @@ def main():
         return Bad.CODES[error.kind]
     except BrokenPipeError:
         return 4
+    except OSError as error:  # somebody filled it meanwhile, and not a journal's line has room
+        if error.errno not in FULL:
+            raise
+        where = "%s: " % error.filename if error.filename else ""
+        message = "%s%s; the same command goes on when there is room" % (where, error.strerror)
+        teller.emit({"type": "error", "kind": "room", "message": message})
+        return Bad.CODES["room"]
 
 
 if __name__ == "__main__":
