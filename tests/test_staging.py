@@ -582,7 +582,7 @@ def test_a_memory_file_system_never_hides_what_is_there(tmp_path):
     assert staging.look(Local("here"), {**job, "to": str(tmp_path / "memory" / "m")}).raw["mount"]["hides"] == []
 
 
-def test_memory_that_somebody_fills_meanwhile_is_one_line_wherever_it_is_met(memory, source, monkeypatch, capsys):
+def test_memory_that_somebody_fills_meanwhile_is_one_line_wherever_it_is_met(memory, source, monkeypatch, capfd):
     """Also where not even a line of the journal finds room."""
 
     def full(*_):
@@ -594,6 +594,6 @@ def test_memory_that_somebody_fills_meanwhile_is_one_line_wherever_it_is_met(mem
     )
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     assert program.main() == 3
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    told = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert (told["type"], told["kind"]) == ("error", "room")
     assert told["message"].endswith("No space left on device; the same command goes on when there is room")
