@@ -429,10 +429,15 @@ class _Bench:
         if (bad := self._bad_model(todo)) is not None:
             self._fail(bad, todo.pending)
             return
-        alone = len(todo.launch.server.nodes) < 2
-        with Gauges(self.target.transport, self.target.agent_python, whole=alone) as gauges:
-            self._measured(todo, gauges)
-            self._wait_until_free(gauges, todo.server)
+        machines = [self.targets[name] for name in self._places(todo.launch)]
+        with contextlib.ExitStack() as stack:
+            gauges = [
+                stack.enter_context(Gauges(machine.transport, machine.agent_python, whole=len(machines) == 1))
+                for machine in machines
+            ]
+            self._measured(todo, gauges[0])
+            for machine, seen in zip(machines, gauges, strict=True):
+                self._wait_until_free(seen, todo.server, machine.name)
 
     def _measured(self, todo: _Todo, gauges: Gauges) -> None:
         """One server: up, its pending cells, down. A server that does not work makes records with causes.
@@ -526,12 +531,13 @@ class _Bench:
             self._stopped(up, places)
             self.run.event("server_stopped", server=todo.server)
 
-    def _wait_until_free(self, gauges: Gauges, server: str) -> None:
+    def _wait_until_free(self, gauges: Gauges, server: str, machine: str) -> None:
         """The next server would not find the memory that this one still holds."""
         held = gauges.wait_until_free()
         if held:
-            self.run.event("memory_held", server=server, bytes={str(gpu): size for gpu, size in held.items()})
-            self.tell("memory_held", server=server, held=held)
+            sizes = {str(gpu): size for gpu, size in held.items()}
+            self.run.event("memory_held", server=server, machine=machine, bytes=sizes)
+            self.tell("memory_held", server=server, machine=machine, held=held)
 
     def _stopped(self, up: Up, places: Sequence[str]) -> None:
         """Stops a server. On a machine that is away it is found and stopped later, by its mark."""

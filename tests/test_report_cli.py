@@ -95,3 +95,10 @@ def test_a_mistake_is_one_line_and_exit_status_2(call, runs, words, line):
     assert (status, out) == (2, "")
     assert line in err
     assert "Traceback" not in err
+
+
+def test_a_baseline_that_no_phase_has_is_a_mistake_and_not_another_one(call, runs):
+    status, out, err = call("report", "new", "--runs", runs, "--baseline", "tp1-atuo")
+    assert (status, out) == (2, "")
+    assert "--baseline: no server 'tp1-atuo' in small; did you mean 'tp1-auto'?" in err
+    assert call("report", "new", "--runs", runs, "--baseline", "auto", "--format", "json")[0] == 0

@@ -133,9 +133,11 @@ class _Console(Mending):
     def on_trap(self, unit: str, trap: Any) -> None:
         self.print(f"  note: {trap.summary}; {trap.advice}")
 
-    def on_memory_held(self, server: str, held: dict[int, int]) -> None:
+    def on_memory_held(self, server: str, machine: str, held: dict[int, int]) -> None:
         gpus = ", ".join(f"GPU {gpu}: {size / 2**30:.1f} GiB" for gpu, size in held.items())
-        self.print(f"  {server} is stopped, and there is still memory held: {gpus}; the next server may not find room")
+        self.print(
+            f"  {server} is stopped, and {machine} still has memory held: {gpus}; the next server may not find room"
+        )
 
     def on_skip(self, cell: CellId, why: str, record: Record) -> None:
         from gpuctl.records import MEASURED

@@ -56,9 +56,22 @@ def command(
     if imports or loaded is None:
         loaded = report.with_imported(loaded, imports)
     band = NOISE_PERCENT if noise is None else noise
+    _check_baseline(loaded, baseline)
     comparisons = [c for other in others for c in report.compare_with(loaded, other, runs=runs, noise_percent=band)]
     _write(loaded, form, output, comparisons)
     return WELL if fail_on is None else _gate(comparisons, fail_on)
+
+
+def _check_baseline(run: Run, baseline: str | None) -> None:
+    """A server that no phase of the run has is a mistake, and no reason to compare with another one."""
+    if baseline is None or any(run.baseline_of(phase) in (baseline, f"{phase}-{baseline}") for phase in run.phases):
+        return
+    import difflib
+
+    names = sorted({server.name for servers in run.servers.values() for server in servers})
+    close = difflib.get_close_matches(baseline, names, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names) or 'none'}"
+    raise click.UsageError(f"--baseline: no server {baseline!r} in {run.name}; {hint}")
 
 
 def _write(run: Run, form: str | None, output: Path | None, comparisons: list[Comparison]) -> None:
