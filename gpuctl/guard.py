@@ -109,9 +109,9 @@ class Guard:
         self.known: BoxBoot | None = None
 
     def begin(self, *, check: bool = False) -> Happened | None:
-        """Knows the box from now on. One that started anew since this campaign's last event, or that it has not seen
-        yet, is healed first (not with `check`). One that this campaign knows is waited for (not with `check`). Raises
-        TransportError when it cannot be reached."""
+        """Knows the box from now on. One that was not healed to the end in this boot (it started anew since, gpuctl was
+        killed in the middle of it, or it was not seen yet) is healed first (not with `check`). One that this campaign
+        knows is waited for (not with `check`). Raises TransportError when it cannot be reached."""
         seen, before = look(self.ways), self._last()
         if seen.boot.guest is None:
             if check or before is None:
@@ -125,7 +125,8 @@ class Guard:
         if what in RESTARTS:
             self.run.event("started_anew", box=self.ways.name, happened=str(what))
             self.tell("started_anew", box=self.ways.name, happened=what)
-        if before is None or what in RESTARTS:
+        tended = self._last("tended")
+        if tended is None or happened(tended, seen.boot) in RESTARTS:
             try:
                 self.tend(what)
             except Refused:
@@ -134,11 +135,12 @@ class Guard:
                 return self.recover(str(error), lambda: None)
         return what
 
-    def _last(self) -> BoxBoot | None:
-        """The boot of this box at the campaign's last event."""
+    def _last(self, name: str = "") -> BoxBoot | None:
+        """The boot of this box at the campaign's last event; at the last one of that name which is of this box."""
         for event in reversed(self.run.events()):
             known = event.get("boot")
-            if not isinstance(known, Mapping):
+            other = name and (event.get("event"), event.get("box")) != (name, self.ways.name)
+            if other or not isinstance(known, Mapping):
                 continue
             for stored in (known, *(known.get("others") or ())):
                 if stored.get("box") == self.ways.name:
@@ -217,6 +219,7 @@ class Guard:
         if same and self.known is not None and (now := happened(self.known, seen.boot)) in RESTARTS:
             raise Unreachable(f"{self.ways.name}: {IN_WORDS[now]}")
         self._know(seen.boot)
+        self.run.event("tended", box=self.ways.name)
         return done
 
     def _wait(self, began: float) -> Seen:

@@ -93,7 +93,7 @@ def test_a_reboot_of_the_node_is_waited_for_named_and_healed(tmp_path):
     box.guest.answer = up(B, state="stopping")
     assert box.recover() is Happened.NODE_REBOOT
     assert box.healed == [Happened.NODE_REBOOT]
-    assert box.events() == ["machine_away", "machine_back", "healed"]
+    assert box.events() == ["machine_away", "machine_back", "healed", "tended"]
     assert box.guard.known.node.boot_id == C
     assert box.run.events()[-1]["boot"]["node"] == C, "what follows carries the new boot"
     waited = [facts for event, facts in box.told if event == "away"]
@@ -209,7 +209,28 @@ def test_what_happened_between_two_commands_is_known_from_the_run_folder(tmp_pat
     assert box.healed == [None]
     box.guest.answer = up(D, 9000)
     assert Guard(box.guard.ways, box.run, lambda *_, **__: None, box.heal).begin() is Happened.GUEST_RESTART
-    assert box.events()[-2:] == ["started_anew", "healed"]
+    assert box.events()[-3:] == ["started_anew", "healed", "tended"]
+
+
+def test_what_was_killed_while_it_healed_is_healed_by_the_next_command(tmp_path):
+    """The boot is known by then, and nothing was mended in it."""
+    box = Box(tmp_path)
+    box.guard.begin()
+
+    class Killed(BaseException):
+        pass
+
+    def killed(what):
+        raise Killed
+
+    box.guest.answer = up(D, 9000)
+    box.guard.heal = killed
+    with pytest.raises(Killed):
+        box.recover()
+    assert box.events()[-1] == "machine_back"
+    for healed in ([None, Happened.UNKNOWN], [None, Happened.UNKNOWN]):  # and the one after it has nothing to do
+        Guard(box.guard.ways, box.run, lambda *_, **__: None, box.heal).begin()
+        assert box.healed == healed
 
 
 def test_a_box_that_is_away_when_the_command_is_given_is_waited_for_where_the_campaign_knows_it(tmp_path):

@@ -32,6 +32,7 @@ _WORDS = {
     "machine_away": "machine went away",
     "machine_back": "machine came back",
     "healed": "healed",
+    "tended": "looked after",
 }
 _SUBJECTS = ("server", "box", "finding", "unit", "phase")  # what an event is about: said first, without its name
 _OVER = frozenset({"server_started", "server_ready", "run_finished"})
