@@ -108,6 +108,7 @@ def play(
             cancel_callback=ends,
         )
         runner.config.env = _environment(runner.config.env)
+        runner.config.command = [*_ending_with_us(), *runner.config.command]
         result: list[BaseException] = []
 
         def run() -> None:
@@ -296,6 +297,12 @@ def _environment(prepared: Mapping[str, str]) -> dict[str, str]:
         "ANSIBLE_NOCOLOR": "1",
         "PYTHONWARNINGS": "ignore",
     }
+
+
+def _ending_with_us() -> list[str]:
+    """Words before a command that end it when we are killed: an ansible-playbook whose terminal is gone never ends."""
+    setpriv = shutil.which("setpriv")  # of util-linux
+    return [setpriv, "--pdeathsig", "TERM", "--"] if setpriv else []
 
 
 @contextlib.contextmanager

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import threading
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from sshd import Sshd
 
 from gpuctl.assets import asset
 from gpuctl.playbook import play
-from tests.patience import ends_within
+from tests.patience import ends_within, wait_until
 
 HOSTS = "all: {hosts: {here: {ansible_connection: local}, there: {ansible_connection: local}}}\n"
 
@@ -167,3 +169,27 @@ def test_over_ssh_with_the_host_key_checked(book, tmp_path):
         assert sshd.known_hosts.read_text() == ""
     finally:
         sshd.stop()
+
+
+def test_killed_with_us_it_ends_too(book, tmp_path):
+    """Left alone, it would go on changing machines beside the next run, or wait for a terminal that is gone."""
+    inventory = book("- name: Begin\n  ansible.builtin.shell: 'echo > {{ mark }}; sleep 100'")
+    mark = tmp_path / "mark"
+
+    def running():
+        found = []
+        for line in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                if b"ansible-playbook" in (words := line.read_bytes()) and str(inventory).encode() in words:
+                    found.append(line.parent.name)
+        return found
+
+    ours = os.fork()
+    if ours == 0:
+        play("x", inventory, ["here"], {"mark": str(mark)})
+        os._exit(0)
+    assert wait_until(mark.exists)
+    assert running()
+    os.kill(ours, signal.SIGKILL)
+    os.waitpid(ours, 0)
+    assert wait_until(lambda: not running(), seconds=20), running()
