@@ -139,6 +139,7 @@ def sshd(one: Machine, root: Path, state: Path) -> None:
     host_key = root / "etc/ssh/ssh_host_ed25519_key"
     write(host_key, (state / "ssh" / f"host-{one.name}").read_text(encoding="utf-8"), 0o600)
     write(host_key.with_suffix(".pub"), (state / "ssh" / f"host-{one.name}.pub").read_text(encoding="utf-8"))
+    write(root / "var/lib/systemd/linger/root", "")  # else the last one out takes /run/user/0 away, each time
     (root / "root/.ssh").mkdir(mode=0o700, exist_ok=True)
     write(root / "root/.ssh/authorized_keys", (state / "ssh/controller.pub").read_text(encoding="utf-8"), 0o600)
 

@@ -202,7 +202,7 @@ class Lab:
             while reason := self._not_ready(machine(name), (since or {}).get(name, "")):
                 if time.monotonic() > deadline:
                     raise NoLab(f"{name} did not come up within {timeout:.0f} s: {reason}")
-                time.sleep(0.2)
+                time.sleep(0.5)  # to ask takes processors from those who boot
 
     def _not_ready(self, one: Machine, old_boot: str) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):

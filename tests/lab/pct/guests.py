@@ -173,7 +173,7 @@ def _came_up(vmid: int, unit: str) -> bool:
         active = subprocess.run(["systemctl", "is-active", unit], capture_output=True, text=True).stdout.strip()
         if active in ("failed", "inactive"):
             return False
-        time.sleep(0.05)
+        time.sleep(0.2)
     print("problem with monitor socket, but continuing anyway: got timeout", file=sys.stderr)
     return True
 
@@ -236,7 +236,7 @@ def _settle(vmid: int) -> None:
         ).stdout.strip()
         if said in ("inactive", "failed", "unknown"):
             return
-        time.sleep(0.05)
+        time.sleep(0.2)
 
 
 def reboot(vmid: int, timeout: int | None) -> None:
