@@ -732,6 +732,7 @@ def test_a_wall_clock_that_is_set_while_it_runs_does_not_move_the_stamps(hours, 
         generator = Load(job, reach(job))
         summary = generator.run()
         generator.drain()
+        generator.close()
     rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert len(rows) == 4
     assert all(0.045 < row["t_chunks"][0] - row["t_request"] < 2 for row in rows)

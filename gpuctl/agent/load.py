@@ -1304,6 +1304,12 @@ class Load:
         except OSError:
             self.stop = "stdout"
 
+    def close(self) -> None:
+        """Closes the connections that were kept."""
+        for connection in self.connections.values():
+            connection.sock.close()
+        self.epoll.close()
+
 
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
@@ -1351,6 +1357,7 @@ def main() -> int:
             summary = load.run()
             load._say(summary)
             load.drain()
+            load.close()
             if load.stop is not None:
                 return 4
             if load.failed:
