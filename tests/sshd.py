@@ -114,7 +114,8 @@ class Sshd:
     def freeze(self) -> None:
         """The machine falls silent: connections stay, nothing answers."""
         for pid in (self.process.pid, *self.children()):
-            os.kill(pid, signal.SIGSTOP)
+            with contextlib.suppress(ProcessLookupError):  # a session may just have ended
+                os.kill(pid, signal.SIGSTOP)
 
     def _wait(self) -> None:
         end = time.monotonic() + 10
