@@ -71,7 +71,7 @@ latex: ## the LaTeX that `gpuctl report --format pdf` needs (Debian and Ubuntu, 
 	    latexmk lmodern texlive-latex-recommended texlive-pictures poppler-utils >/dev/null; \
 	else echo "no LaTeX here and no right to install it: the tests of the PDF report are skipped"; fi
 
-# The lab mostly waits for machines to boot: it runs beside the rest. Under fifteen minutes on two cores.
+# The lab mostly waits for machines to boot: it runs beside the rest. Under twenty minutes on two cores.
 test: latex $(V)/ready ## everything
 	$(MAKE) --no-print-directory -j2 check-then-e2e lab-test
 
