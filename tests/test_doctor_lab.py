@@ -157,28 +157,39 @@ def ran_out_of_time(diagnosis):
     return any(re.search(r"\bhang\b|no answer in \d|does not return", each) for each in said)
 
 
-def assert_named(ward, wanted, inside, **eyes):
+ALONE = ("local", "ssh alone")  # ways that ask the guest and nobody else
+WITH_NODE = ("pct exec", "ssh and node")  # the last look at guest and node is the one that is healed
+
+
+def assert_named(ward, wanted, inside, *, also=None, also_inside=None, **eyes):
     """Every guest's fault over every way: by its cause where the node is asked too, by `inside` from the guest alone
-    (where that can be asked at all). Returns what guest and node together gave."""
-    for way in ("local", "ssh alone", "pct exec", "ssh and node"):
-        expected = wanted if way in ("ssh and node", "pct exec") else inside
+    (where that can be asked at all). `also`, `also_inside`: what has to be said besides what leads."""
+    for way in (*ALONE, *WITH_NODE):
+        expected, besides = (wanted, also) if way in WITH_NODE else (inside, also_inside)
         seen = ward.look(way, expected, **eyes)
         for name, diagnosis in seen.items():
             assert leading(diagnosis) == expected[name], f"{name} over {way}\n{told(diagnosis)}"
-    return seen
+        assert_also(way, seen, besides or {})
 
 
-def assert_also(seen, wanted):
-    """What is said besides what leads."""
-    for name, ids in wanted.items():
-        assert ids <= {finding.id for finding in seen[name].all}, f"{name}\n{told(seen[name])}"
+def assert_said(ward, wanted, ways=(*ALONE, *WITH_NODE)):
+    """Every guest's faults over these ways, whatever leads."""
+    for way in ways:
+        assert_also(way, ward.look(way, wanted), wanted)
+
+
+def assert_also(way, seen, wanted):
+    for name in wanted.keys() & seen.keys():
+        assert wanted[name] <= {found.id for found in seen[name].all}, f"{name} over {way}\n{told(seen[name])}"
 
 
 def assert_mended(ward, names, **eyes):
     """Mended by the playbooks, and well by a look of its own, after which mending again has nothing to play."""
     for name, (healing, played) in at_once(lambda name: ward.heal(name, **eyes), names).items():
-        late = healing.state == "unknown" and ran_out_of_time(healing.after)
-        assert healing.state == "mended" or late, "\n".join([name, *doctor.render_healing(healing)])
+        if healing.state == "unknown" and ran_out_of_time(healing.after):
+            assert_well(ward, [name], ("ssh and node",), **eyes)  # the look that healing ends with, again
+        else:
+            assert healing.state == "mended", "\n".join([name, *doctor.render_healing(healing)])
         assert played, name
     assert_well(ward, names, ("local",), **eyes)
 
@@ -268,11 +279,10 @@ def test_guests_that_do_not_start(ward):
         "ct202": "mount_source_missing",
         "ct210": "hook_privileged",
     }
-    assert_also(assert_named(ward, wanted, {}), {"ct201": {"conf_unparsable"}})
+    assert_named(ward, wanted, {}, also={"ct201": {"conf_unparsable"}})
     lab.check("kpro6", ["pct", "unlock", "201"])  # as it is told; and somebody adds to it
     ward.started({"ct201": conf.devn_and_hook(texts["ct201"])})
-    seen = ward.look("pct exec", ["ct201"])["ct201"]
-    assert leading(seen) == "devn_with_hook", told(seen)
+    assert_named(ward, {"ct201": "devn_with_hook"}, {})
     assert_mended(ward, wanted)
 
 
@@ -348,8 +358,8 @@ def test_services_that_take_cuda_away_from_themselves(ward):
         "ct202": "modprobe_not_setuid",
         "ct210": "libcuda_missing",
     }
-    seen = assert_named(ward, wanted, wanted, unit=UNIT)
-    assert_also(seen, {"ct202": {"unit_sandbox"}, "ct210": {"two_libcudas"}})
+    also = {"ct202": {"unit_sandbox"}, "ct210": {"two_libcudas"}}
+    assert_named(ward, wanted, wanted, also=also, also_inside=also, unit=UNIT)
     lab.check("ct210", ["mv", "/root/aside", library])
     lab.check("ct202", ["sh", "-c", "chmod u+s /usr/bin/nvidia-modprobe && nvidia-modprobe -c 0 -u"])
     serve(ward, dict.fromkeys(wanted, ""))
@@ -390,8 +400,8 @@ def test_gpus_that_are_not_ready_for_anybody(ward):
     driver.train_fabric(lab, "kpro7")
     lab.check("kpro7", ["nvidia-double", "version", "595.84"])  # on the disk, where the next boot will take it
     wanted = {"ct200": "compute_mode", "ct202": "compute_mode", "ct210": "fabric_training"}
-    seen = assert_named(ward, wanted, wanted)
-    assert_also(seen, {"ct200": {"persistence_off"}, "ct210": {"module_outdated"}})
+    also = {"ct200": {"persistence_off"}, "ct210": {"module_outdated"}}
+    assert_named(ward, wanted, wanted, also=also)
     lab.check("kpro6", ["nvidia-smi", "-pm", "1"])
     driver.forbid_compute(lab, "kpro6", undo=True)
     driver.train_fabric(lab, "kpro7", undo=True)
@@ -400,8 +410,7 @@ def test_gpus_that_are_not_ready_for_anybody(ward):
     driver.lose_gpu(lab, "kpro7", 3)
     lab.check("kpro6", ["modprobe", "-r", "nvidia_uvm"])
     lab.check("kpro6", ["modprobe", "-r", "nvidia"])
-    seen = ward.look("pct exec", ["ct200", "ct210"])
-    assert_also(seen, {"ct200": {"module_not_loaded"}, "ct210": {"gpu_lost"}})  # the GPU until its node starts anew
+    assert_said(ward, {"ct200": {"module_not_loaded"}, "ct210": {"gpu_lost"}})  # the GPU until its node starts anew
     lab.check("kpro6", ["modprobe", "-a", "nvidia", "nvidia_uvm"])
     assert_well(ward, ["ct200"], ways=("local",))
 
@@ -409,7 +418,7 @@ def test_gpus_that_are_not_ready_for_anybody(ward):
 def test_a_reboot_that_renumbers_is_mended_live_and_for_good_and_can_be_undone(ward):
     lab = ward.lab
     devices.file_for_node(lab, "ct200", "/dev/nvidia5")
-    assert_also(ward.look("local", ["ct200"]), {"ct200": {"node_is_file", "gpu_count_short"}})  # although cuInit = 0
+    assert_said(ward, {"ct200": {"node_is_file", "gpu_count_short"}})  # although cuInit = 0
     before = conf.rolled_back(ward.original["ct200"].replace("c 509:*", "c 511:*")) + "# kept\n"
     lab.conf(200).write_text(before)
     lab.check("kpro6", ["systemctl", "disable", "--now", "gpuctl-devices"])
@@ -420,8 +429,8 @@ def test_a_reboot_that_renumbers_is_mended_live_and_for_good_and_can_be_undone(w
     lab.check("kpro7", ["sh", "-c", unmade])
     driver.remove_gpu(lab, "kpro7", 7)
     at_once(lambda node: reboot(lab, node), ["kpro6", "kpro7"])
-    seen = ward.look("ssh and node", ["ct210"])
-    assert_also(seen, {"ct210": {"host_nodes_missing", "boot_order", "gpu_minor_changed"}})
+    assert_named(ward, {"ct200": "lxc_rule_stale"}, {"ct200": "device_refused"})
+    assert_said(ward, {"ct210": {"host_nodes_missing", "boot_order", "gpu_minor_changed"}}, WITH_NODE)
     with ThreadPoolExecutor(1) as aside:
         mending = aside.submit(assert_mended, ward, ["ct210"])
         mended_for_good_and_undone(ward, before)
