@@ -389,9 +389,10 @@ def _contradictions(machines: Mapping[str, Machine], nodes: Sequence[str]) -> It
             yield machine.name, f"gpuctl_node: no machine {machine.node} in this inventory"
         elif machine.node is not None and machine.node not in nodes:
             yield machine.name, f"gpuctl_node: {machine.node} is not in the group nodes"
-        if (machine.node is None) != (machine.vmid is None) and machine.kind == "guest":
+        given = [machine.vars.get(key) is not None for key in ("gpuctl_node", "gpuctl_vmid")]  # rightly or wrongly
+        if any(given) and not all(given) and machine.kind == "guest":
             yield machine.name, "gpuctl_node and gpuctl_vmid belong together"
-        if machine.connection == "pct" and (machine.node is None or machine.vmid is None):
+        if machine.connection == "pct" and not all(given):
             yield machine.name, "ansible_connection: pct needs gpuctl_node and gpuctl_vmid"
         if machine.node is not None and machine.vmid is not None:
             other = seen.setdefault((machine.node, machine.vmid), machine.name)

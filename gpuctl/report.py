@@ -23,6 +23,7 @@ from gpuctl.results import imported
 from gpuctl.results.comparison import NOISE_PERCENT, Comparison, compare, compare_phases, compare_servers
 from gpuctl.results.imported import Imported
 from gpuctl.results.run import LeftOut, Run, derived, with_foreign
+from gpuctl.store import read
 
 LARGEST_CELL_BYTES = 64 << 20  # a record is kilobytes; what is larger is something else
 
@@ -190,7 +191,7 @@ def _campaign(folder: Path, left_out: list[LeftOut]) -> Mapping[str, Any]:
     if not file.exists():
         return {}
     try:
-        campaign = json.loads(file.read_bytes())
+        campaign = json.loads(read(file))
     except (OSError, ValueError, RecursionError) as error:
         left_out.append(LeftOut("campaign.json", _why(error)))
         return {}
@@ -205,7 +206,7 @@ def _events(folder: Path, left_out: list[LeftOut]) -> list[Mapping[str, Any]]:
     if not file.exists():
         return []
     try:
-        lines = file.read_bytes().split(b"\n")
+        lines = read(file).split(b"\n")
     except OSError as error:
         left_out.append(LeftOut("events.jsonl", _why(error)))
         return []

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import socket
+import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -53,6 +54,18 @@ def _explained(path: Path, instead: str = _ANOTHER) -> Iterator[None]:
         # a folder that is to be made where a file is
         why = os.strerror(errno.ENOTDIR) if error.errno == errno.EEXIST else error.strerror
         raise StoreError(f"{path}: {why}; {instead}") from error
+
+
+def read(path: Path) -> bytes:
+    """A file of a run folder. Raises OSError, also for what is no regular file: a pipe would be waited for."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "is no regular file")
+        with open(handle, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(handle)
 
 
 def write(path: Path, data: bytes, *, instead: str = _ANOTHER) -> None:
@@ -125,7 +138,7 @@ class Run:
         """Who works on it now; empty: nobody. Looked up and not tried, so that nobody's start is refused by it."""
         path = self.folder / "lock"
         try:
-            inode, text = path.stat().st_ino, path.read_text(encoding="utf-8", errors="replace")
+            inode, text = path.stat().st_ino, read(path).decode("utf-8", "replace")
             locks = Path("/proc/locks").read_text(encoding="ascii")
         except FileNotFoundError as error:
             # no such table on this system: the holder takes its name out at its end, unless it was killed
@@ -141,7 +154,7 @@ class Run:
                 draft.unlink()
         events = self.folder / "events.jsonl"
         with _explained(events):
-            if events.exists() and events.stat().st_size:
+            if events.is_file() and events.stat().st_size:
                 with events.open("rb+") as file:
                     data = file.read()
                     if not data.endswith(b"\n"):
@@ -154,7 +167,7 @@ class Run:
         path = self.folder / "events.jsonl"
         line = json.dumps({"t": now(), "event": name, **facts, **({"boot": self.boot} if self.boot else {})}) + "\n"
         with _explained(path):
-            handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o644)  # a pipe is refused
             whole = os.fstat(handle).st_size
             try:
                 left = memoryview(line.encode())
@@ -171,7 +184,7 @@ class Run:
         """All events that can be read."""
         found = []
         try:
-            text = (self.folder / "events.jsonl").read_text(encoding="utf-8", errors="replace")
+            text = read(self.folder / "events.jsonl").decode("utf-8", "replace")
         except OSError:
             return []
         for line in text.splitlines():
@@ -200,7 +213,7 @@ class Run:
     def load(self, cell: CellId) -> Record | None:
         """The record of a cell, or None when there is none that can be read: then it is measured again."""
         try:
-            return from_json(json.loads(self._path(cell).read_bytes()))
+            return from_json(json.loads(read(self._path(cell))))
         except (OSError, ValueError, NotARecord):
             return None
 
@@ -209,7 +222,7 @@ class Run:
         found = []
         for path in sorted(self.folder.glob("cells/*/*/*/*.json")):
             with contextlib.suppress(OSError, ValueError, NotARecord):
-                found.append(from_json(json.loads(path.read_bytes())))
+                found.append(from_json(json.loads(read(path))))
         return found
 
     # -- what was asked
@@ -217,7 +230,7 @@ class Run:
     def commands(self) -> dict[str, list[str]]:
         """By phase, the command that repeats it, as campaign.json has them from earlier."""
         try:
-            phases = json.loads((self.folder / "campaign.json").read_bytes())["phases"]
+            phases = json.loads(read(self.folder / "campaign.json"))["phases"]
             found = {str(name): phase.get("command") for name, phase in phases.items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return {}

@@ -13,6 +13,8 @@ from gpuctl.records import CellId, Failure, Record, State, estimate
 from gpuctl.report import NoSuchFormat, NotARun, formats, load_run, render
 from gpuctl.reports import terminal
 from gpuctl.results.run import Run, Server
+from gpuctl.store import Run as Store
+from gpuctl.store import StoreError
 
 WITHOUT_LATEX = [format for format in formats() if format != "pdf"]
 
@@ -192,6 +194,20 @@ def test_damaged_events_and_campaign_are_named_and_the_rest_is_kept(tmp_path):
     ]
     assert run.unfinished == "2026-11-30T04:00:00Z"
     assert damaged(tmp_path / "2", "campaign.json", b"{").left_out[0].path == "campaign.json"
+
+
+@pytest.mark.parametrize("name", ["campaign.json", "events.jsonl", "cells/tp1/tp1-auto/decode/fib-256.json"])
+def test_a_pipe_among_its_files_is_named_and_not_waited_for(tmp_path, name):
+    folder = runfolders.small(tmp_path / "run")
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    (left,) = load_run(folder).left_out
+    assert (left.path, "is no regular file" in left.why) == (name, True)
+    with Store(folder) as run:  # bench, too, is told
+        assert len(run.records()) >= 2
+        if name == "events.jsonl":
+            with pytest.raises(StoreError, match=r"events\.jsonl: .*; --runs names another folder"):
+                run.event("begun")
 
 
 def test_a_run_still_going_says_so(tmp_path):
