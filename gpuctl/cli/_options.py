@@ -38,29 +38,23 @@ inventory_option = click.option(
     shell_complete=lambda ctx, param, begun: [name for name in _inventories() if name.startswith(begun)],
     help="Folder with hosts.yml, models.yml, servers.yml, phases.yml; or its name under inventory/.",
 )
-target_option = click.option(
-    "-t",
-    "--target",
-    metavar="BOX",
-    shell_complete=lambda ctx, param, begun: completing("boxes")(ctx, param, begun),
-    help="The box. [default: the phase's own]",
-)
-box_option = click.option(
-    "-t",
-    "--target",
-    metavar="BOX",
-    shell_complete=lambda ctx, param, begun: completing("boxes")(ctx, param, begun),
-    help="The box. [default: the only one]",
-)
-targets_option = click.option(
-    "-t",
-    "--target",
-    "targets",
-    metavar="BOX",
-    multiple=True,
-    shell_complete=lambda ctx, param, begun: completing("boxes")(ctx, param, begun),
-    help="Boxes, groups, or all. [default: guests]",
-)
+
+
+def _of_boxes(name: str, what: str, default: str) -> Callable[[F], F]:
+    return click.option(
+        "-t",
+        "--target",
+        name,
+        metavar="BOX",
+        multiple=name == "targets",
+        shell_complete=lambda ctx, param, begun: completing("boxes")(ctx, param, begun),
+        help=f"{what} [default: {default}]",
+    )
+
+
+target_option = _of_boxes("target", "The box.", "the phase's own")
+box_option = _of_boxes("target", "The box.", "the only one")
+targets_option = _of_boxes("targets", "Boxes, groups, or all.", "guests")
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 check_option = click.option("--check", is_flag=True, help="Change nothing; show what would change.")
 yes_option = click.option("--yes", is_flag=True, help="Ask no question.")
