@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -36,6 +35,7 @@ from gpuctl.agent.load import BadJob, Job, Load, reach
 from gpuctl.load import LoadError, NoServer, UsageError, load
 from gpuctl.transport import Local
 from tests.patience import ends_within
+from tests.pythons import python
 
 AGENT = Path(__file__).parent.parent / "gpuctl/agent/load.py"
 
@@ -747,17 +747,6 @@ def test_the_key_is_not_in_the_arguments():
         process.wait()
         process.stdout.close()
     assert b"s3cret" not in argv
-
-
-def python(version):
-    """A Python of that version on this machine, None without."""
-    for path in (
-        shutil.which(f"python{version}"),
-        *Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"),
-    ):
-        if path and subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0:
-            return str(path)
-    return None
 
 
 @pytest.mark.skipif(python("3.9") is None, reason="no Python 3.9 here")

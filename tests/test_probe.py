@@ -17,6 +17,7 @@ import gpuctl
 from gpuctl import transport
 from gpuctl.box import SCHEMA, Snapshot
 from tests.patience import ends_within
+from tests.pythons import python
 
 PROBE = Path(gpuctl.__file__).parent / "agent" / "probe.py"
 
@@ -49,6 +50,13 @@ def test_the_probe_is_python_3_9_with_the_standard_library_alone():
         for alias in node.names
     }
     assert modules <= sys.stdlib_module_names
+
+
+@pytest.mark.skipif(python("3.9") is None, reason="no Python 3.9 here")
+def test_the_probe_runs_on_python_3_9():
+    answer = probe({}, python=python("3.9"))
+    assert answer["probe"]["python"].startswith("3.9.")
+    assert answer.keys() == probe({}).keys()
 
 
 def test_an_empty_job_is_answered_in_under_two_seconds():
