@@ -1,11 +1,12 @@
 """The example campaign in the lab: inventory/kpro6 on a guest with the engine double, and its numbers beside the real ones.
 
-    GPUCTL_LAB=mine python -m tests.lab.campaign run FOLDER [--guest ct202] [--phase tp1 --phase tp4] [--shorter] [--eventful]
+    GPUCTL_LAB=mine python -m tests.lab.campaign run FOLDER [--guest ct202] [--phase tp1 --phase tp4] [--shorter] [--eventful] [--pct]
     python -m tests.lab.campaign compare FOLDER/runs/NAME
 
 `--shorter` measures the long answers (1024 and 2048 tokens) with two of the five prompts; nothing else differs.
 `--eventful` is the campaign as it went: a server that cannot start, more requests than a server runs at once, and a reboot of
 the node under way, after which nvidia-uvm has another number.
+`--pct` stops the guest's sshd and reaches the guest through its node, by `pct exec` alone.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import yaml
 
 from tests.lab.faults import boot, driver
 from tests.lab.lab import Lab
@@ -113,12 +115,25 @@ REBOOT_AFTER = "tp1/tp1-linear/decode/qsort-256"
 
 
 def prepare(
-    lab: Lab, guest: str, folder: Path, *, phases: str | None = None, shorter: bool = False, eventful: bool = False
+    lab: Lab,
+    guest: str,
+    folder: Path,
+    *,
+    phases: str | None = None,
+    shorter: bool = False,
+    eventful: bool = False,
+    pct: bool = False,
 ) -> Path:
     """The example inventory for a guest of the lab, with the lab's addresses; its folder."""
     inventory = folder / "inventory"
     shutil.copytree(EXAMPLE, inventory, dirs_exist_ok=True)
-    shutil.copy(lab.inventory / "hosts.yml", inventory / "hosts.yml")
+    hosts = yaml.safe_load((lab.inventory / "hosts.yml").read_text())
+    if pct:
+        reached = hosts["all"]["children"]["guests"]["hosts"][guest]
+        reached.pop("ansible_host", None)
+        reached["ansible_connection"] = "pct"
+        lab.run(guest, ["systemctl", "disable", "--now", "ssh.service", "ssh.socket"])
+    (inventory / "hosts.yml").write_text(yaml.safe_dump(hosts, sort_keys=False))
     text = phases or (inventory / "phases.yml").read_text().replace("target: ct200", f"target: {guest}")
     if shorter:
         text = text.replace(
@@ -152,12 +167,15 @@ def main() -> None:
 @click.option("--phase", "phases", multiple=True, default=("tp1", "tp4"))
 @click.option("--shorter", is_flag=True, help="Long answers with two of the five prompts.")
 @click.option("--eventful", is_flag=True, help="With a server that cannot start, an overload, a reboot of the node.")
+@click.option("--pct", is_flag=True, help="By `pct exec` through the node alone; the guest's sshd is stopped.")
 @click.option("--only", multiple=True)
-def run(folder: Path, guest: str, phases: Iterable[str], shorter: bool, eventful: bool, only: Iterable[str]) -> None:
+def run(
+    folder: Path, guest: str, phases: Iterable[str], shorter: bool, eventful: bool, pct: bool, only: Iterable[str]
+) -> None:
     """Runs phases of it; the run folder is FOLDER/runs/..."""
     folder.mkdir(parents=True, exist_ok=True)
     lab = Lab(os.environ.get("GPUCTL_LAB", "lab"))
-    prepare(lab, guest, folder, shorter=shorter, eventful=eventful)
+    prepare(lab, guest, folder, shorter=shorter, eventful=eventful, pct=pct)
     gpuctl = [sys.executable, "-m", "gpuctl", "bench", *(["--force"] if eventful else [])]
     if eventful and not list(folder.glob(f"runs/*/cells/{REBOOT_AFTER}.json")):
         threading.Thread(target=reboot_under_way, args=(lab, folder / "runs"), daemon=True).start()
