@@ -146,6 +146,7 @@ class Supervisor:
     """Servers of one machine. What differs between processes and units is in the agent; `start` differs here."""
 
     systemd = False
+    killed_s: float = 60  # what is killed may take that long: the kernel frees hundreds of GiB of pinned memory
 
     def __init__(self, transport: Transport, folder: str = FOLDER, *, python: str = "python3") -> None:
         self.transport = transport
@@ -178,13 +179,15 @@ class Supervisor:
         return listener.unit is not None and listener.unit.rsplit("/", 1)[-1] == unit
 
     def stop(self, unit: str, grace_s: float = 10) -> UnitState | None:
-        """Ends it and everything it started; returns how it ended."""
-        answer = self._do(self._stopping_s(grace_s), op="stop", unit=unit, grace_s=grace_s)
+        """Ends it and all it started; returns how it ended. Raises SupervisionError when something of it stays."""
+        answer = self._do(self._stopping_s(grace_s), op="stop", unit=unit, grace_s=grace_s, killed_s=self.killed_s)
+        for process in answer.get("left", ()):
+            raise SupervisionError(_undying(process, self.transport.name))
         return _state(answer["stopped"]) if answer.get("stopped") else None
 
     def _stopping_s(self, grace_s: float) -> float:
         """How long a stop may take until something is wrong with it."""
-        return grace_s + 30
+        return grace_s + self.killed_s + 30
 
     def ask(self, requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """HTTP requests sent from that machine: each answer has status and body, or error."""
@@ -250,6 +253,14 @@ def _started(answer: Mapping[str, Any]) -> UnitState:
     if "error" in answer:
         raise SupervisionError(str(answer["error"]))
     return _state({**answer["started"], "running": True})
+
+
+def _undying(process: Mapping[str, Any], machine: str) -> str:
+    what = f"{machine}: process {process['pid']} ({process['name']}) does not end though it was killed"
+    if process["state"] != "D":
+        return f"{what} (state {process['state']}); the same command again, or a restart of the machine"
+    waits = f", waits in {process['waits']}" if process["waits"] else ""
+    return f"{what}: it hangs in the kernel (state D{waits}), which only a restart of the machine ends; see dmesg"
 
 
 def _answer(done: Completed, machine: str) -> dict[str, Any]:

@@ -7,9 +7,11 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -92,6 +94,37 @@ def gone(pid):
             return file.read().rpartition(")")[2].split()[0] in ("Z", "X")
     except OSError:
         return True
+
+
+@pytest.fixture
+def frozen(tmp_path):
+    """A folder whose file system is frozen: who writes there hangs in the kernel, like a process in a driver that is stuck."""
+    if os.geteuid() != 0:
+        pytest.skip("freezes a file system: needs root")
+    image, folder = tmp_path / "image", tmp_path / "frozen"
+    folder.mkdir()
+    image.write_bytes(bytes(8 << 20))
+    subprocess.run(["mkfs.ext4", "-q", image], check=True)
+    if subprocess.run(["mount", "-o", "loop", image, folder], check=False, capture_output=True).returncode:
+        pytest.skip("no loop device here")
+    try:
+        subprocess.run(["fsfreeze", "--freeze", folder], check=True)
+        yield folder
+    finally:
+        subprocess.run(["fsfreeze", "--unfreeze", folder], check=False, capture_output=True)
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_process_that_cannot_be_killed_is_named_and_not_waited_for_for_ever(supervisor, frozen):
+    pid = start(supervisor, "sh", "-c", f"echo > {frozen}/file").pid
+    wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().split()[2] == "D", 10)
+    supervisor.killed_s = 0.5
+    with pytest.raises(
+        SupervisionError, match=rf"process {pid} \(sh\) .* hangs in the kernel \(state D, waits in \w+\)"
+    ):
+        supervisor.stop("u", grace_s=0)
+    subprocess.run(["fsfreeze", "--unfreeze", frozen], check=True)
+    assert not supervisor.stop("u").running
 
 
 def test_it_outlives_whoever_started_it(supervisor):

@@ -5,7 +5,7 @@ A job is one JSON object on stdin, answers are JSON lines on stdout. Operations:
   status  {dir, unit?, ports?}                          -> {"units": [state...], "listeners": {port: process}}
   watch   {dir, unit, health: [url...], every_s}        -> {"log"}*, {"beat", "health"}*, {"exit"}   until it ends
   ask     {requests: [{method, url, body, headers, timeout_s}]} -> {"answers": [...]}
-  stop    {dir, unit, grace_s}                          -> {"stopped": state}
+  stop    {dir, unit, grace_s, killed_s}                -> {"stopped": state, "left": [process...]}
 With "systemd": true the unit file is there already, and `dir` is not used: start and stop are systemctl's, the log is
 the journal of this start (by its invocation id), the state is what `systemctl show` says.
 
@@ -266,15 +266,25 @@ def stop(job):
     deadline = time.monotonic() + job.get("grace_s", 10)
     while time.monotonic() < deadline and members(path):
         time.sleep(0.02)
-    while members(path):
-        kill(members(path), signal.SIGKILL)
+    left, deadline = members(path), time.monotonic() + job.get("killed_s", 60)
+    while left and time.monotonic() < deadline:
+        kill(left, signal.SIGKILL)
         time.sleep(0.02)
-    for _ in range(100):  # the keeper writes the exit status right after
+        left = members(path)
+    for _ in range(0 if left else 100):  # the keeper writes the exit status right after
         known = state(path)
         if known is None or os.path.exists(os.path.join(path, "exit.json")) or start_time(known["keeper"]) is None:
             break
         time.sleep(0.02)
-    say(stopped=state(path))
+    say(stopped=state(path), left=[undying(pid) for pid in left])
+
+
+def undying(pid):
+    """A process that SIGKILL does not end: what it is, and in which of the kernel's functions it waits."""
+    stat = read("/proc/%d/stat" % pid) or ""
+    name = stat[stat.find("(") + 1 : stat.rfind(")")]
+    waits = (read("/proc/%d/wchan" % pid) or "").strip("0\n ")
+    return {"pid": pid, "name": name, "state": stat[stat.rfind(")") + 2 :][:1], "waits": waits}
 
 
 # ---------------------------------------------------------------- status
