@@ -6,7 +6,6 @@ and read by hosts.py; here only the names in it matter.
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import itertools
 import re
@@ -20,6 +19,7 @@ from jinja2.sandbox import SandboxedEnvironment
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from gpuctl import nccl
+from gpuctl.spelling import hint
 from gpuctl.yamltext import Document, NotYaml, parse
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"  # becomes a unit name, a file name and a column of a table
@@ -163,21 +163,13 @@ class Inventory:
 
     def phase(self, name: str) -> PhasePlan:
         if name not in self.phases:
-            raise ConfigError([f"{self.folder}/phases.yml: no phase {name!r}{_did_you_mean(name, self.phases)}"])
+            raise ConfigError([f"{self.folder}/phases.yml: no phase {name!r}; {hint(name, self.phases)}"])
         return self.phases[name]
 
     def server(self, name: str) -> Server:
         if name not in self.servers:
-            raise ConfigError([f"{self.folder}/servers.yml: no server {name!r}{_did_you_mean(name, self.servers)}"])
+            raise ConfigError([f"{self.folder}/servers.yml: no server {name!r}; {hint(name, self.servers)}"])
         return self.servers[name]
-
-
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    known = list(known)
-    close = difflib.get_close_matches(name, known, n=1)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; there are: {', '.join(known[:12])}{' ...' if len(known) > 12 else ''}" if known else ""
 
 
 def load(
@@ -302,7 +294,7 @@ class _Checker:
             uses = uses if isinstance(uses, list) else []
             if unknown := [use for use in uses if not isinstance(use, str) or use not in raw.defaults]:
                 for use in unknown:
-                    self.say(places, (*path, "use"), f"no defaults {use!r}{_did_you_mean(str(use), raw.defaults)}")
+                    self.say(places, (*path, "use"), f"no defaults {use!r}; {hint(str(use), raw.defaults)}")
                 self.breaks(file, pattern)
                 continue
             merged: dict[str, Any] = {}
@@ -346,12 +338,12 @@ class _Checker:
         path = bases[0]
         if server.engine not in engines:
             where = _stands(places, bases, ("engine",))
-            self.say(places, where, f"no engine {server.engine!r}{_did_you_mean(server.engine, engines)}")
+            self.say(places, where, f"no engine {server.engine!r}; {hint(server.engine, engines)}")
         for key in ("model", "draft"):
             wanted = getattr(server, key)
             if wanted is not None and wanted not in models and not self.is_broken("models.yml", wanted):
                 where = _stands(places, bases, (key,))
-                self.say(places, where, f"no model {wanted!r}{_did_you_mean(wanted, models)}")
+                self.say(places, where, f"no model {wanted!r}; {hint(wanted, models)}")
         if server.engine == "external":
             if not server.url:
                 self.say(places, (*path, "url"), "engine external needs the url where the server answers")
@@ -360,7 +352,7 @@ class _Checker:
         for index, node in enumerate(server.nodes):
             where = (*path, "nodes", index)
             if self.machines is not None and node not in self.machines:
-                self.say(places, where, f"no machine {node!r} in hosts.yml{_did_you_mean(node, self.machines)}")
+                self.say(places, where, f"no machine {node!r} in hosts.yml; {hint(node, self.machines)}")
             elif node in server.nodes[:index]:
                 self.say(places, where, f"{node} a second time: a machine has one part of a server")
         if len(server.nodes) > 1 and server.engine in engines and server.engine not in self.multi_node:
@@ -388,7 +380,7 @@ class _Checker:
                     self.say(
                         places,
                         (*path, "servers", index),
-                        f"no server {pattern!r} in servers.yml{_did_you_mean(pattern, servers)}",
+                        f"no server {pattern!r} in servers.yml; {hint(pattern, servers)}",
                     )
                 chosen += [s for s in hits if s not in chosen]
             if phase.baseline is not None and phase.baseline not in chosen and not self._of_broken(phase.baseline):
@@ -398,7 +390,7 @@ class _Checker:
                 ((workload, parameters),) = item.items()
                 where = (*path, "workloads", index, workload)
                 if workload not in workloads:
-                    self.say(places, where, f"no workload {workload!r}{_did_you_mean(workload, workloads)}")
+                    self.say(places, where, f"no workload {workload!r}; {hint(workload, workloads)}")
                     continue
                 parameters = dict(parameters or {})
                 only = parameters.pop("servers", None)
@@ -504,7 +496,7 @@ def _in_words(problem: Any, kind: Any) -> str:
         key = str(problem["loc"][-1])
         known = list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []
         nested = problem["loc"][:-1]
-        return f"unknown key{_did_you_mean(key, known) if not nested else ''}"
+        return "unknown key" if nested or not known else f"unknown key; {hint(key, known)}"
     if what in {"missing", "missing_argument"}:
         return "missing"
     if what == "value_error":

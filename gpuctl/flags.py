@@ -7,13 +7,13 @@ here.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuctl.finding import Certainty, Finding, Layer, Severity
+from gpuctl.spelling import nearest
 
 
 @dataclass(frozen=True)
@@ -262,11 +262,11 @@ def _unknown(flag: Given, flags: FlagSet, engine: str, names: Mapping[str, str])
     known = names.get(flag.name)
     if known is not None and (known not in flags.by_name and known.startswith("--")):
         known = None
-    near = difflib.get_close_matches(flag.name, list(flags.by_name), n=1, cutoff=0.75)
+    near = nearest(flag.name, flags.by_name, alike=0.75)
     advice = (
         f"It is called {known} here."
         if known
-        else f"Did you mean {near[0]}?"
+        else f"Did you mean {near}?"
         if near
         else "Leave it out, or look for its new name in the engine's --help."
     )
@@ -278,11 +278,11 @@ def _values(flag: Given, option: Option, engine: str) -> Iterator[Finding]:
         yield _wrong("bad-argument", f"{flag.name} needs a value", "Give one, or leave the flag out.")
     for value in flag.values:
         if option.choices and value not in option.choices:
-            near = difflib.get_close_matches(value, option.choices, n=1, cutoff=0.5)
+            near = nearest(value, option.choices, alike=0.5)
             yield _wrong(
                 "bad-choice",
                 f"{flag.name} cannot be {value!r} in the installed {engine}",
-                (f"Did you mean {near[0]}? " if near else "") + f"It takes: {', '.join(option.choices)}",
+                (f"Did you mean {near}? " if near else "") + f"It takes: {', '.join(option.choices)}",
             )
     if option.takes == "0" and flag.values and flag.name.startswith("--"):
         yield _wrong(

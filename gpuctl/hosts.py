@@ -10,7 +10,6 @@ inventory_dir.
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpuctl.spelling import hint
 from gpuctl.transport import Guest, Local, Ssh, Transport
 from gpuctl.transport.hops import settings
 from gpuctl.yamltext import Document, NotYaml, parse
@@ -346,7 +346,7 @@ def _machine(name: str, kind: str, variables: Mapping[str, Any], source: Path) -
         if str(value(key)).lower() in ("false", "no", "off", "0"):
             wrong.append(f"{key}: host keys are always checked; put the machine's key into known_hosts")
     wrong += [
-        f"{key}: no variable of gpuctl's; {_nearest(key)}"
+        f"{key}: no variable of gpuctl's; {hint(key, OURS, most=len(OURS))}"
         for key in variables
         if key.startswith("gpuctl_") and key not in OURS
     ]
@@ -375,11 +375,6 @@ def _machine(name: str, kind: str, variables: Mapping[str, Any], source: Path) -
         vmid=vmid,
         vars=dict(variables),
     ), wrong
-
-
-def _nearest(key: str) -> str:
-    close = difflib.get_close_matches(key, OURS, n=1)
-    return f"did you mean {close[0]}?" if close else f"there are: {', '.join(OURS)}"
 
 
 def _contradictions(machines: Mapping[str, Machine], nodes: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -7,12 +7,12 @@ tuning.cc); the profiles are what users of 4 to 16 RTX PRO 6000 boxes measured a
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gpuctl.finding import Finding, Layer, Severity
+from gpuctl.spelling import nearest
 
 
 @dataclass(frozen=True)
@@ -138,8 +138,8 @@ def _lint(env: Mapping[str, str], nvlink: bool | None) -> Iterator[Finding]:
         if name != name.upper():
             yield _finding(f"{name} is nobody's: NCCL reads names in capitals", seen, f"{name.upper()}={value}")
         elif short not in NUMERIC | TEXT and not short.startswith(("IB_", "NET_", "RAS_", "GIN_", "SYM_")):
-            close = difflib.get_close_matches(short, NUMERIC | TEXT, n=1)
-            hint = f"did you mean NCCL_{close[0]}?" if close else "see NCCL's manual"
+            near = nearest(short, NUMERIC | TEXT)
+            hint = f"did you mean NCCL_{near}?" if near else "see NCCL's manual"
             yield _finding(f"{name} is no variable of NCCL 2.30, and would be ignored without a word", seen, hint)
         elif short in NUMERIC and (problem := _number(value)):
             yield _finding(f"{name}={value} {problem}", seen, f"{name}=<number>, as 0, 1 or 0x10")

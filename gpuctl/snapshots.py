@@ -6,7 +6,6 @@ line and the known one nearest to it, for evidence that is dropped silently lead
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -19,6 +18,7 @@ from gpuctl import bugreport, pasted
 from gpuctl.box import SCHEMA, Snapshot
 from gpuctl.facts import cuda, nodes
 from gpuctl.facts.errnos import errno_name
+from gpuctl.spelling import nearest
 
 
 class NotASnapshot(ValueError):
@@ -387,8 +387,8 @@ class _Machine:
             self._take_errors(here, [f"{key}: {_text(value)}"])
         else:
             known = {word.lower(): word for word in (*sorted({*_SECTION, *_RAW}), *_CALLS)}
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-            hint = f"did you mean {known[near[0]]}?" if near else "see docs/snapshot.md; a free remark goes under note:"
+            near = nearest(name, known, alike=0.7)
+            hint = f"did you mean {known[near]}?" if near else "see docs/snapshot.md; a free remark goes under note:"
             raise self.source.wrong(here, f"unknown key; {hint}")
 
     # -- sections --

@@ -130,7 +130,7 @@ def test_variables_beside_the_inventory_win_over_it_group_by_group(tmp_path):
         ("all: {hosts: {'ct[1:99999999999]': }}\n", "ct[1:99999999999] is no name of a machine"),
         (
             "all: {hosts: {a: {gpuctl_servs: x}}}\n",
-            "gpuctl_servs: no variable of gpuctl's; did you mean gpuctl_serves?",
+            "gpuctl_servs: no variable of gpuctl's; did you mean 'gpuctl_serves'?",
         ),
         ("all: [\n", "hosts.yml:2: "),
         ("all: {hosts: {a: !!python/object:os.system {}}}\n", "hosts.yml:1: could not determine a constructor"),

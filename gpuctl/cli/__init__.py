@@ -39,11 +39,11 @@ class _Verbs(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError:
-            import difflib
+            from gpuctl.spelling import nearest
 
-            close = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
-            if close:
-                raise click.UsageError(f"No such command {args[0]!r}; did you mean {close[0]!r}?", ctx) from None
+            near = nearest(args[0], self.list_commands(ctx))
+            if near:
+                raise click.UsageError(f"No such command {args[0]!r}; did you mean {near!r}?", ctx) from None
             raise
 
 

@@ -130,6 +130,7 @@ def _wanted(
     from gpuctl import cells as cells_
     from gpuctl import plugins
     from gpuctl.config import ConfigError
+    from gpuctl.spelling import hint
 
     def workload(one: str) -> Any:
         return plugins.get("workloads", one)
@@ -142,7 +143,7 @@ def _wanted(
         return by_server, phase.title, target or phase.target or "local"
     if name not in inventory.servers:
         names = [*inventory.phases, *inventory.servers]
-        raise ConfigError([f"{inventory.folder}: no phase and no server {name!r}{_near(name, names)}"])
+        raise ConfigError([f"{inventory.folder}: no phase and no server {name!r}; {hint(name, names)}"])
     phases = [phase for phase in inventory.phases.values() if name in phase.servers]
     found: list[Cell] = []
     for phase in phases:
@@ -151,15 +152,6 @@ def _wanted(
     targets = [phase.target for phase in (*phases, *inventory.phases.values()) if phase.target]
     box = target or next(iter(targets), "local")
     return {name: found}, inventory.servers[name].title or name, box
-
-
-def _near(name: str, names: Sequence[str]) -> str:
-    import difflib
-
-    close = difflib.get_close_matches(name, names, n=1)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; there are: {', '.join(names[:12])}{' ...' if len(names) > 12 else ''}"
 
 
 def _known(inventory: Inventory, machine: Target, launches: Sequence[Launch], offline: bool) -> tuple[Known, str]:

@@ -66,12 +66,10 @@ def _check_baseline(run: Run, baseline: str | None) -> None:
     """A server that no phase of the run has is a mistake, and no reason to compare with another one."""
     if baseline is None or any(run.baseline_of(phase) in (baseline, f"{phase}-{baseline}") for phase in run.phases):
         return
-    import difflib
+    from gpuctl.spelling import hint
 
     names = sorted({server.name for servers in run.servers.values() for server in servers})
-    close = difflib.get_close_matches(baseline, names, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names) or 'none'}"
-    raise click.UsageError(f"--baseline: no server {baseline!r} in {run.name}; {hint}")
+    raise click.UsageError(f"--baseline: no server {baseline!r} in {run.name}; {hint(baseline, names)}")
 
 
 def _write(run: Run, form: str | None, output: Path | None, comparisons: list[Comparison]) -> None:

@@ -113,13 +113,11 @@ def _machine(machines: Any, target: str | None) -> Machine:
 
 
 def _names(known: Inventory, models: Sequence[str]) -> list[str]:
-    import difflib
+    from gpuctl.spelling import hint
 
     for name in models:
         if name not in known.models:
-            close = difflib.get_close_matches(name, known.models, n=1)
-            there = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known.models) or 'none'}"
-            raise click.UsageError(f"{known.folder}/models.yml: no model {name!r}; {there}")
+            raise click.UsageError(f"{known.folder}/models.yml: no model {name!r}; {hint(name, known.models)}")
     names = list(dict.fromkeys(models)) or [name for name, one in known.models.items() if one.stage]
     if not names:
         raise click.UsageError(f"{known.folder}/models.yml: no model has `stage: true`; name the ones to look at")
