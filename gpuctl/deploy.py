@@ -156,10 +156,12 @@ def placer(
     models: Sequence[str] = (),
     on_step: Watching = _nobody,
     on_trap: Callable[[str, Finding], None] = lambda unit, trap: None,
+    on_boot_lost: Callable[[str], None] = lambda unit: None,
 ) -> Callable[[Start], None]:
     """What `supervision.Units` calls before it starts a server: its unit is put there, unless it is there already.
 
-    `servers` by unit. `on_trap` hears what of NCCL's variables does not do what it seems to, before anything is placed.
+    `servers` by unit. `on_trap` hears what of NCCL's variables does not do what it seems to, before anything is placed;
+    `on_boot_lost` which unit was started at boot until now: one that is measured must not come up by itself.
     The placing raises SupervisionError, in one line, with nothing half-placed.
     """
 
@@ -187,6 +189,8 @@ def placer(
             if (full := full_disk(way)) or re.search("No space left on device|Disk quota exceeded", done.why):
                 raise NoRoom(f"{way.name}: the disk{f' with {full}' if full else ''} is full; make room there")
             raise SupervisionError(done.why)
+        if b"\n[Install]\n" in there.stdout:
+            on_boot_lost(start.unit)
 
     return place
 

@@ -72,3 +72,14 @@ def test_a_disk_without_room_is_no_failure_of_the_server(monkeypatch, full):
     monkeypatch.setattr(deploy, "play", lambda *_, **__: Outcome(why, (), {}, 1.0))
     with pytest.raises(NoRoom, match=r"box: the disk( with /etc)? is full; make room there"):
         placed(start(), **{"cat *": b"another", "sh -c 'for d in*": full})
+
+
+def test_a_server_that_was_started_at_boot_and_is_not_any_more_is_told(monkeypatch):
+    monkeypatch.setattr(deploy, "play", lambda *_, **__: Outcome("", (), {}, 1.0))
+    server = Server(engine="sglang", model="m")
+    at_boot = deploy.unit_of(start(), server, boot=True).text.encode()
+    for there, lost in ((at_boot, ["gpuctl-s"]), (b"[Unit]\n[Service]\n", [])):
+        told = []
+        way = Replay("box", {"cat *": there, "sh -c 'for f in*": b""})
+        deploy.placer(BOX, BOX.machines["box"], way, {"gpuctl-s": server}, on_boot_lost=told.append)(start())
+        assert told == lost

@@ -133,6 +133,13 @@ class _Console(Mending):
     def on_trap(self, unit: str, trap: Any) -> None:
         self.print(f"  note: {trap.summary}; {trap.advice}")
 
+    def on_boot_lost(self, machine: str, unit: str) -> None:
+        serves = f"gpuctl_serves: {unit.removeprefix('gpuctl-')}"
+        self.print(
+            f"  note: {unit} is not started at boot of {machine} any more, since what is measured must not come up by "
+            f"itself; afterwards `{serves}` in hosts.yml and `gpuctl restore -t {machine} --boot` bring that back"
+        )
+
     def on_memory_held(self, server: str, machine: str, held: dict[int, int]) -> None:
         gpus = ", ".join(f"GPU {gpu}: {size / 2**30:.1f} GiB" for gpu, size in held.items())
         self.print(
