@@ -208,7 +208,7 @@ def measure(
     if raw is None:
         result = load(transport, job, on_request=on_request, python=python)
     else:
-        with raw.open("w", encoding="utf-8") as file:
+        with raw.open("a", encoding="utf-8") as file:  # what is in it stays until there is something new
             result = load(transport, job, on_request=_into(file, on_request), python=python)
     run = repetition(result.requests, result.summary)
     return {
@@ -228,7 +228,13 @@ def measure(
 
 
 def _into(file: IO[str], then: Callable[[Mapping[str, Any]], None] | None) -> Callable[[Mapping[str, Any]], None]:
+    rows = 0
+
     def write(row: Mapping[str, Any]) -> None:
+        nonlocal rows
+        if rows == 0:
+            file.truncate(0)
+        rows += 1
         file.write(json.dumps(row) + "\n")
         file.flush()
         if then is not None:

@@ -132,3 +132,11 @@ def test_the_shipped_inventory_can_be_named_from_anywhere(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0
     assert "--speculative-eagle-topk 1" in done.stdout
+
+
+def test_what_another_machine_said_can_come_through_a_pipe():
+    snapshot = (ROOT / "tests/boxes/h200/healthy.json").read_bytes()
+    words = [sys.executable, "-m", "gpuctl", "doctor", "--from", "-"]
+    done = subprocess.run(words, cwd=ROOT, input=snapshot, capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"cuInit = 0, 1 device" in done.stdout

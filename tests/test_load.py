@@ -40,6 +40,17 @@ def test_a_server_that_answers(tmp_path):
     assert len({request.body["prompt"] for request in server.requests[1:]}) == 6  # the first asks what usage it takes
 
 
+def test_an_earlier_raw_file_stays_until_there_is_something_new(tmp_path):
+    raw = tmp_path / "raw.jsonl"
+    raw.write_text("of before\n")
+    with pytest.raises(NoServer):
+        ask("http://127.0.0.1:1", raw=raw)
+    assert raw.read_text() == "of before\n"
+    with serving(story) as server:
+        ask(server.url, concurrency=1, requests=2, max_tokens=4, raw=raw)
+    assert len(raw.read_text().splitlines()) == 2
+
+
 def test_failures_are_a_verdict_with_the_servers_words():
     with serving(lambda request: plain("404 Not Found", b'{"error": {"message": "no such model"}}')) as server:
         document = ask(server.url, concurrency=2, requests=4, model="x")

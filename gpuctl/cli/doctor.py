@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     metavar="FILE",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="Saved or hand-written snapshots (docs/snapshot.md), or nvidia-bug-report.log.gz; no machine is asked.",
+    help="Saved or hand-written snapshots (docs/snapshot.md), nvidia-bug-report.log.gz, or - (stdin); asks no machine.",
 )
 @click.option("--save", metavar="FILE", type=click.Path(path_type=Path), help="Keep what was seen, names masked.")
 @click.option("--unmasked", is_flag=True, help="With --save: as it is.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +18,17 @@ MAX_BYTES = 256 << 20
 
 
 def read_snapshots(path: Path) -> list[Snapshot]:
-    """The snapshots of a file: one, or guest and node. Packed with gzip or not. Raises NotASnapshot, in one line."""
+    """The snapshots of a file (- is stdin): one, or guest and node. Packed with gzip or not.
+
+    Raises NotASnapshot, in one line.
+    """
     try:
-        data = path.read_bytes()
-        if data[:2] == b"\x1f\x8b":
+        if path == Path("-"):
+            data = sys.stdin.buffer.read(MAX_BYTES + 1)
+        else:
+            with path.open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
+        if data[:2] == b"\x1f\x8b" and len(data) <= MAX_BYTES:
             with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
                 data = packed.read(MAX_BYTES + 1)
     except IsADirectoryError:
