@@ -102,7 +102,8 @@ def test_the_cache_of_a_server_with_a_key_is_emptied_with_that_key():
         return tokens(request)
 
     what, _ = measured(DECODE, answer, engine="sglang", state=OURS, api_key="k3y")
-    assert (what.state, what.notes, asked) == (State.OK, (), ["Bearer k3y"])
+    assert (what.state, asked) == (State.OK, ["Bearer k3y"])
+    assert not any("could not be emptied" in note for note in what.notes)
 
 
 def test_a_cache_that_cannot_be_emptied_is_noted():
@@ -110,5 +111,6 @@ def test_a_cache_that_cannot_be_emptied_is_noted():
         return plain("404 Not Found", b"") if request.path == "/flush_cache" else tokens(request)
 
     what, _ = measured(DECODE, answer, engine="sglang", state=OURS)
-    assert what.notes == ("the prefix cache could not be emptied: /flush_cache answered 404",)
+    # A machine that has other work may add what that did to the stamps.
+    assert "the prefix cache could not be emptied: /flush_cache answered 404" in what.notes
     assert json.loads(json.dumps(what.raw)) == list(what.raw)
