@@ -169,8 +169,8 @@ def _bars(axes: Axes, figure: Figure) -> None:
         drawn += zip(xs, series.points, strict=True)
     _errors(axes, drawn, INK)
     axes.set_xlim(-0.6, len(categories) - 0.4)
-    axes.set_xticks(range(len(categories)), [_short(name) for name in categories])
     axes.tick_params(axis="x", bottom=False)
+    axes.set_xticks(range(len(categories)), [_short(name) for name in categories])
     if _slanted(figure):
         for tick in axes.get_xticklabels():
             tick.set(rotation=30, horizontalalignment="right", rotation_mode="anchor")
@@ -195,12 +195,16 @@ def _lines(axes: Axes, figure: Figure) -> None:
 
 
 def _path(axes: Axes, figure: Figure) -> None:
+    from matplotlib.transforms import IdentityTransform, ScaledTranslation
+
     _curves(axes, figure)
+    # A point of the drawing is a pixel of it.
+    above, below = (axes.transData + ScaledTranslation(x, y, IdentityTransform()) for x, y in ((4, 4), (-4, -9)))
     for series in figure.series:
         for p in series.points:
             # At its capacity a server stays where it was: its label goes below, not onto the one before.
-            way: Any = {"xytext": (-4, -9), "ha": "right"} if p.hollow else {"xytext": (4, 4)}
-            axes.annotate(p.label, (float(p.x), p.y), textcoords="offset points", fontsize=7, zorder=5, **way)
+            way: Any = {"transform": below, "ha": "right"} if p.hollow else {"transform": above}
+            axes.text(float(p.x), p.y, p.label, fontsize=7, zorder=5, **way)
 
 
 def _rows(figure: Figure) -> list[str]:
@@ -273,6 +277,8 @@ def _frame(axes: Axes, figure: Figure) -> None:
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
+    for tick in (*axes.xaxis.get_major_ticks(), *axes.yaxis.get_major_ticks()):
+        tick.label1.set_in_layout(False)  # nothing is placed by how large they are
 
 
 def _beside(axes: Axes) -> Transform:

@@ -234,8 +234,9 @@ def _report(run: Run) -> None:
     from gpuctl import report
     from gpuctl.store import write
 
-    loaded = report.load_run(run.folder)
-    write(run.folder / "report" / "report.md", report.render(loaded, "markdown"))
+    with report.undisturbed():
+        rendered = report.render(report.load_run(run.folder), "markdown")
+    write(run.folder / "report" / "report.md", rendered)
 
 
 def _conclude(outcome: Outcome, run: Run, phase: str) -> None:

@@ -52,13 +52,14 @@ def command(
     if fail_on is not None and not others:
         raise click.UsageError("--fail-on needs --compare OTHER: worse than what?")
     alone = bool(imports) and run is None
-    loaded = None if alone else report.load_run(_folder(run, runs), baseline=baseline)
-    if imports or loaded is None:
-        loaded = report.with_imported(loaded, imports)
     band = NOISE_PERCENT if noise is None else noise
-    _check_baseline(loaded, baseline)
-    comparisons = [c for other in others for c in report.compare_with(loaded, other, runs=runs, noise_percent=band)]
-    _write(loaded, form, output, comparisons)
+    with report.undisturbed():
+        loaded = None if alone else report.load_run(_folder(run, runs), baseline=baseline)
+        if imports or loaded is None:
+            loaded = report.with_imported(loaded, imports)
+        _check_baseline(loaded, baseline)
+        comparisons = [c for other in others for c in report.compare_with(loaded, other, runs=runs, noise_percent=band)]
+        _write(loaded, form, output, comparisons)
     return WELL if fail_on is None else _gate(comparisons, fail_on)
 
 

@@ -143,9 +143,11 @@ def _gpus(run: Run, phase: str) -> Iterator[Block]:
     """The most GPU memory that any cell of a server was seen to take, and the most power."""
     names = [name for name in ("gpu_memory_bytes", "gpu_power_w") if any(name in r.metrics for r in run.records)]
     most: dict[tuple[str, str], Estimate] = {}
-    for record in run.records:
+    for record in run.records if names else ():
+        if record.cell.phase != phase:
+            continue
         for name in names:
-            e = record.metrics.get(name) if record.cell.phase == phase else None
+            e = record.metrics.get(name)
             key = (record.cell.server, name)
             if e is not None and (key not in most or e.mean > most[key].mean):
                 most[key] = e

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 from gpuctl.document import differences, measured
 from gpuctl.document.blocks import (
@@ -52,14 +53,24 @@ class Report:
     """A run with everything said about it: what every face renders."""
 
     run: Run
-    document: Document
-    interruptions: tuple[Interruption, ...] = field(default_factory=tuple)
-    comparisons: tuple[Comparison, ...] = field(default_factory=tuple)
+    comparisons: tuple[Comparison, ...] = ()
+
+    @cached_property
+    def interruptions(self) -> tuple[Interruption, ...]:
+        return tuple(interruptions(self.run.events))
+
+    @cached_property
+    def document(self) -> Document:
+        """All of it in blocks; made for the faces that show blocks: a terminal, CSV and JSON do without."""
+        return _document(self.run, self.comparisons, self.interruptions)
 
 
 def report(run: Run, comparisons: Sequence[Comparison] = ()) -> Report:
     """The whole report of a run, with what it is compared to."""
-    stops = tuple(interruptions(run.events))
+    return Report(run, tuple(comparisons))
+
+
+def _document(run: Run, comparisons: Sequence[Comparison], stops: Sequence[Interruption]) -> Document:
     sections = [
         _section("glance", "At a glance", _glance(run)),
         _section("setup", "What was measured, on what", _setup(run)),
@@ -78,12 +89,11 @@ def report(run: Run, comparisons: Sequence[Comparison] = ()) -> Report:
         _section("reading", "How to read the numbers", _reading()),
         _section("left-out", "Left out", _left_out(run)),
     ]
-    document = Document(
+    return Document(
         title=plain(run.name),
         summary=tuple(_summary(run, stops)),
         sections=with_unique_names(section for section in sections if section.blocks),
     )
-    return Report(run, document, stops, tuple(comparisons))
 
 
 def _section(id: str, title: str, blocks: Iterator[Block]) -> Section:
@@ -359,11 +369,14 @@ def _generator(records: Sequence[Record]) -> Iterator[Block]:
 
 
 def _boots(records: Sequence[Record]) -> Iterator[Block]:
-    boots: dict[str, list[Record]] = {}
+    alike: dict[str, list[Record]] = {}  # as they are, before they are told in words: thousands of cells share a boot
     for record in records:
         if record.boot:
-            key = ", ".join(f"{name} {_head(text)}" for name, text in provenance.flat(record.boot).items())
-            boots.setdefault(key, []).append(record)
+            alike.setdefault(repr(record.boot), []).append(record)
+    boots: dict[str, list[Record]] = {}
+    for there in alike.values():
+        said = ", ".join(f"{name} {_head(text)}" for name, text in provenance.flat(there[0].boot).items())
+        boots.setdefault(said, []).extend(there)
     if not boots:
         return
     rows = []

@@ -9,6 +9,7 @@ import csv
 import io
 import json
 from collections.abc import Iterator
+from functools import lru_cache
 
 from gpuctl.document.outline import Report
 from gpuctl.document.wording import plain
@@ -29,6 +30,7 @@ COLUMNS = (
 _FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 
+@lru_cache(1 << 12)  # the same few names in every row
 def safe(text: str) -> str:
     """The text on one line, and no formula."""
     text = plain(text)

@@ -19,7 +19,12 @@ SCHEMA = "gpuctl.report/1"
 
 
 def render(report: Report) -> bytes:
-    return (json.dumps(_proper(_document(report)), indent=1) + "\n").encode()
+    document = _document(report)
+    try:
+        text = json.dumps(document, indent=1, allow_nan=False)
+    except (TypeError, ValueError):
+        text = json.dumps(_proper(document), indent=1)
+    return f"{text}\n".encode()
 
 
 def _proper(value: Any) -> Any:

@@ -107,6 +107,8 @@ def _why(record: Record) -> str:
 
 def _right(text: str, columns: int) -> str:
     """Pads on the left to a number of terminal columns; wide characters take two."""
+    if text.isascii():  # as nearly all of it
+        return text.rjust(columns)
     taken = sum(2 if unicodedata.east_asian_width(c) in "WF" else not unicodedata.combining(c) for c in text)
     return " " * max(0, columns - taken) + text
 

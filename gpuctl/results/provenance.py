@@ -93,20 +93,26 @@ def published(value: Any, name: str = "") -> Any:
 
 def shared(records: Iterable[Record]) -> dict[str, str]:
     """The parts of the fingerprint that are the same for all the records, by dotted name."""
-    common: dict[str, str] | None = None
-    seen: set[str] = set()
+    by_id: dict[str, Mapping[str, Any]] = {}
     for record in records:
-        if not record.fingerprint or record.fingerprint_id in seen:
+        if record.fingerprint:
+            by_id.setdefault(record.fingerprint_id, record.fingerprint)
+    if not by_id:
+        return {}
+    first, *others = by_id.values()
+    common: dict[str, str] = {}
+    for key, value in first.items():
+        if key in _OWN:
             continue
-        seen.add(record.fingerprint_id)
-        parts = {
-            name: text
-            for key, value in record.fingerprint.items()
-            if key not in _OWN
-            for name, text in flat(value, key).items()
-        }
-        common = parts if common is None else {name: text for name, text in common.items() if parts.get(name) == text}
-    return common or {}
+        parts = flat(value, key)
+        for other in others:
+            if key not in other:
+                parts = {}
+            elif other[key] != value:
+                told = flat(other[key], key)
+                parts = {name: text for name, text in parts.items() if told.get(name) == text}
+        common.update(parts)
+    return common
 
 
 def environment(record: Record) -> dict[str, str]:
