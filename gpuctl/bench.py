@@ -166,7 +166,7 @@ class _Bench:
         run, inventory, phase = self.run, self.inventory, self.plan.name
         commands = {**run.commands(), phase: list(self.options.command)}
         run.put("campaign.json", _campaign(inventory, self.launches, commands))
-        run.event("run_started", phase=phase, target=self.target.name)
+        run.event("run_started", phase=phase, target=self.target.name, command=list(self.options.command))
         _make_models(inventory, self.launches, self.tell)
         self.guards.begin()
         self._look()
@@ -674,7 +674,7 @@ def _campaign(
 ) -> dict[str, Any]:
     """What was asked, for whoever reads the folder later. Environments stay out: a person may put secrets there.
 
-    `commands`: by phase, what repeats it; the phases that nobody has run yet have none.
+    `commands`: by phase, the last that was given for it; the phases that nobody has run yet have none.
     """
     servers: dict[str, dict[str, Any]] = {}
     for phase in inventory.phases.values():

@@ -228,7 +228,7 @@ class Run:
     # -- what was asked
 
     def commands(self) -> dict[str, list[str]]:
-        """By phase, the command that repeats it, as campaign.json has them from earlier."""
+        """By phase, the last command that was given for it, as campaign.json has them from earlier."""
         try:
             phases = json.loads(read(self.folder / "campaign.json"))["phases"]
             found = {str(name): phase.get("command") for name, phase in phases.items()}

@@ -252,8 +252,8 @@ def small(path, *, faster=1.0, seed=1, driver=None):
     if driver:
         f.fingerprint["machine"]["driver"] = driver
     f.phase("tp1", "TP1 — single GPU", {"tp1-auto": argv(1), "tp1-linear": argv(1, *dflash())}, baseline="tp1-auto")
-    f.campaign["command"] = ["gpuctl", "bench", "tp1", "-i", "inventory/kpro6"]
-    f.event("run_started", phases=["tp1"])
+    command = ["gpuctl", "bench", "tp1", "-i", "inventory/kpro6", "-t", "ct200", "--only", "tp1-*"]
+    f.event("run_started", phase="tp1", target="ct200", command=command)
     for server, speed in (("tp1-auto", 26.4), ("tp1-linear", 140.6 * faster)):
         f.event("server_started", 3, server=server)
         for prompt, share in (("fib", 1.0), ("qsort", 0.7)):

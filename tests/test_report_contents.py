@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import runfolders
 
-from gpuctl.document.blocks import Figure, Table
+from gpuctl.document.blocks import Figure, Listing, Table
 from gpuctl.document.outline import report
 from gpuctl.records import State, estimate
 from gpuctl.report import load_run
@@ -21,10 +21,10 @@ def folder(tmp_path, servers, baseline=None):
     return f
 
 
-def decode(f, server, speed, *, prompt="fib", length=256, noise=0.001, **more):
+def decode(f, server, speed, *, phase="tp1", prompt="fib", length=256, noise=0.001, **more):
     parameters = {"prompt": prompt, "max_tokens": length}
     return f.cell(
-        "tp1", server, "decode", f"{prompt}-{length}", parameters, {"decode_tok_s": speed}, noise=noise, **more
+        phase, server, "decode", f"{prompt}-{length}", parameters, {"decode_tok_s": speed}, noise=noise, **more
     )
 
 
@@ -277,6 +277,35 @@ def test_each_phase_has_the_command_that_repeats_it(tmp_path):
     decode(f, "tp1-a", 26.0)
     lines = [line for block in report(load_run(f.close())).document.walk() for line in getattr(block, "lines", ())]
     assert "gpuctl bench tp1 -i 'my inventory'" in lines
+
+
+def test_the_commands_to_repeat_a_run_are_those_that_were_given(tmp_path):
+    """With what they left out: the report of a part does not say that the whole phase repeats it."""
+    f = folder(tmp_path, ["tp1-a"])
+    f.phase("tp4", "TP4", {"tp4-a": runfolders.argv(4)})
+    f.campaign["phases"]["tp1"]["command"] = ["gpuctl", "bench", "tp1", "--fresh"]
+    f.campaign["phases"]["tp4"]["command"] = ["gpuctl", "bench", "tp4"]  # its starts do not say how: an older gpuctl's
+    part = ["gpuctl", "bench", "tp1", "-t", "ct200", "--only", "tp1-a/decode/*"]
+    f.event("run_started", phase="tp4")
+    f.event("run_started", phase="tp1", command=part)
+    f.event("run_started", phase="tp1", command=part)  # it went on
+    f.event("run_started", phase="tp1", command=["gpuctl", "bench", "tp1", "--api-key", "s3cr3t"])
+    f.event("run_started", phase="tp1", command="not a list")
+    f.event("run_started", phase=["nor"], command={"this": "one"})
+    decode(f, "tp1-a", 26.0)
+    decode(f, "tp4-a", 71.0, phase="tp4")
+    run = load_run(f.close())
+    assert run.commands[:2] == [["gpuctl", "bench", "tp4"], part]
+    document = report(run).document
+    (lines,) = [b.lines for b in document.walk() if isinstance(b, Listing) and b.caption.startswith("The campaign")]
+    assert lines == (
+        "gpuctl bench tp4",
+        "gpuctl bench tp1 -t ct200 --only 'tp1-a/decode/*'",
+        "gpuctl bench tp1 --api-key '(hidden)'",
+        "not a list",
+    )
+    assert "s3cr3t" not in str(document)
+    assert "run started: tp1 (command gpuctl bench tp1 -t ct200 --only 'tp1-a/decode/*')" in str(document)
 
 
 def test_what_a_server_can_hold_is_as_it_said_itself(tmp_path):

@@ -69,7 +69,8 @@ def command(
     known = load_inventory(inventory)
     words = ["bench", phase, "-i", inventory, *(["-t", target] if target else [])]
     words += [*(["--runs", str(runs)] if runs != Path("runs") else []), *(["--run", run_name] if run_name else [])]
-    words += ["--force"] if force else []  # without it, what cannot work would not be tried, and fail otherwise
+    words += [*(["--fresh"] if fresh else []), *(["--force"] if force else [])]
+    words += [word for glob in only for word in ("--only", glob)]
     chosen = verb.Options(
         fresh=fresh,
         retry_failed=retry_failed,

@@ -311,13 +311,21 @@ class Run:
 
     @property
     def commands(self) -> list[list[str]]:
-        """What repeats the campaign: its phases' commands, or the one that was given for all of it."""
-        given = [self.campaign.get("command"), *(self._phase(phase).get("command") for phase in self.phases)]
-        return [
+        """What repeats the campaign: each command that was given, once, in the order they were given.
+
+        Of a phase whose starts do not say how they were asked for, what the campaign says of it.
+        """
+        starts = [event for event in self.events if event.get("event") == "run_started" and event.get("command")]
+        told = {str(event.get("phase")) for event in starts}
+        given = [self.campaign.get("command")]
+        given += [self._phase(phase).get("command") for phase in self.phases if phase not in told]
+        given += [event["command"] for event in starts]
+        found = [
             [str(word) for word in command] if isinstance(command, list | tuple) else [command]
             for command in given
             if command and isinstance(command, list | tuple | str)
         ]
+        return [command for i, command in enumerate(found) if command not in found[:i]]
 
     def baseline_of(self, phase: str) -> str | None:
         """The server the others of this phase are compared with.

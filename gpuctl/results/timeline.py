@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from gpuctl.results.provenance import public
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ def described(event: Mapping[str, Any]) -> str:
     words = _WORDS.get(name, name.replace("_", " "))
     about = next((str(event[key]) for key in _SUBJECTS if event.get(key)), "")
     details = [
-        f"{key.replace('_', ' ')} {_short(value)}"
+        f"{key.replace('_', ' ')} {_command(value) if key == 'command' else _short(value)}"
         for key, value in event.items()
         if key not in ("t", "event", "schema", "boot", *_SUBJECTS) and value not in (None, "", [], {})
     ]
@@ -101,6 +104,11 @@ def _open(events: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a run had been started and not finished by the end of these events."""
     last = [e.get("event") for e in events if e.get("event") in ("run_started", "run_finished")]
     return bool(last) and last[-1] == "run_started"
+
+
+def _command(words: Any) -> str:
+    """A command as it may be shown, and copied; what is none as everything else."""
+    return shlex.join(public([str(word) for word in words])) if isinstance(words, list) else _short(words)
 
 
 def _short(value: Any) -> str:

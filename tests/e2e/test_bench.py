@@ -67,6 +67,10 @@ def test_fresh_and_only(desk):
     desk.gpuctl("bench", "p", "--only", "plain/decode/fib-24", "--fresh")
     (second,) = desk.records().values()
     assert second["started"] > first["started"]
+    _, out, _ = desk.gpuctl("report", "--format", "json")
+    part = ["gpuctl", "bench", "p", "-i", "local"]
+    only = ["--only", "plain/decode/fib-24"]
+    assert json.loads(out)["commands"] == [[*part, *only], [*part, "--fresh", *only]]
 
 
 def test_check_changes_nothing(desk):
