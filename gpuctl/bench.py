@@ -444,25 +444,39 @@ class _Bench:
 
         Cells leave `todo.pending` as they get records. Raises _BrokenOff where something outside of it ended it.
         """
-        server, places = todo.launch.server, self._places(todo.launch)
         self.tell(
             "server",
             server=todo.server,
-            title=server.title or todo.server,
-            engine=server.engine,
+            title=todo.launch.server.title or todo.server,
+            engine=todo.launch.server.engine,
             cells=len(todo.pending),
         )
+        up = None if self._hopeless(todo) else self._brought_up(todo)
+        if up is None:
+            return
+        try:
+            self._measure_cells(todo, up, gauges)
+        finally:
+            self._stopped(up, self._places(todo.launch))
+            self.run.event("server_stopped", server=todo.server)
+
+    def _hopeless(self, todo: _Todo) -> bool:
+        """Whether the server cannot work, as is known without starting it; its cells have their records then."""
         impossible = _missing_model(todo.launch, self.survey) or _not_bound(todo.launch, self.survey)
-        api_key = self.keys[todo.server]
         if impossible is not None:
             self._fail(impossible, todo.pending)
-            return
+            return True
         refused = self.foresight.refused(todo.launch, todo.engine)
         if refused is not None:
             self.run.event("server_refused", server=todo.server, why=refused.summary)
             self.tell("server_failed", server=todo.server, failure=refused)
             self._fail(refused, todo.pending)
-            return
+            return True
+        return False
+
+    def _brought_up(self, todo: _Todo) -> Up | None:
+        """The server, ready; None where it did not come up by its own fault, and its cells have their records."""
+        places = self._places(todo.launch)
         self.run.event("server_started", server=todo.server)
         self.tries[todo.pending[0][0].id] += 1
         try:
@@ -474,7 +488,7 @@ class _Bench:
                 owner=self.inventory.campaign,
                 tell=self.tell,
                 known_answer=todo.model.known_answer if todo.model else None,
-                headers=bearer(api_key),
+                headers=bearer(self.keys[todo.server]),
             )
         except Refused:
             raise
@@ -490,46 +504,46 @@ class _Bench:
             self.run.event("server_died", server=todo.server, why=error.failure.summary)
             self.tell("server_failed", server=todo.server, failure=error.failure)
             self._fail(error.failure, todo.pending)
-            return
+            return None
         self.run.event("server_ready", server=todo.server, ready_s=round(up.ready_s, 3))
         self.tell("ready", server=todo.server, ready_s=up.ready_s, identity=up.identity)
+        return up
+
+    def _measure_cells(self, todo: _Todo, up: Up, gauges: Gauges) -> None:
+        """Each pending cell of a server that is up; a server that dies makes failures of those behind it."""
 
         def load(jobs: Sequence[Mapping[str, Any]]) -> list[Result]:
             return load_all(self.target.transport, jobs, python=self.target.agent_python)
 
-        left, first = todo.pending, True
-        try:
-            while left:
-                cell, parts = left[0]
-                began = now()
-                self.tries[cell.id] += not first  # the first one was counted when its server was started
-                first = False
-                self.tell("measuring", cell=cell.id)
-                what = measure(
-                    cell,
-                    up,
-                    self.supervisor,
-                    load,
-                    gauge=gauges.during,
-                    api_key=api_key,
-                    unstable_above=self.plan.unstable_above,
-                )
-                away = self.guards.away(places)
-                if away or (what.failure is not None and (_from_outside(what.failure) or self._spoilt(todo))):
-                    # also a cell that came out well: whatever it measured, it was not one boot
-                    raise _BrokenOff(what.failure or Failure("rebooted", away), away, up.state)
-                top = self.foresight.ceiling(todo.launch, todo.engine, cell)  # of this cell, and of none behind it
-                of_cell = replace(up, facts={**up.facts, "roofline_tok_s": top}) if top else up
-                record = self._keep(cell, parts, began, what, of_cell)
-                left.pop(0)
-                if record.failure is not None and record.failure.kind == "server_died":
-                    self.run.event("server_died", server=todo.server, why=record.failure.summary)
-                    self.tell("server_failed", server=todo.server, failure=record.failure)
-                    self._fail(replace(record.failure, summary=f"not measured: {record.failure.summary}"), left, up)
-                    return
-        finally:
-            self._stopped(up, places)
-            self.run.event("server_stopped", server=todo.server)
+        places, left, first = self._places(todo.launch), todo.pending, True
+        while left:
+            cell, parts = left[0]
+            began = now()
+            self.tries[cell.id] += not first  # the first one was counted when its server was started
+            first = False
+            self.tell("measuring", cell=cell.id)
+            what = measure(
+                cell,
+                up,
+                self.supervisor,
+                load,
+                gauge=gauges.during,
+                api_key=self.keys[todo.server],
+                unstable_above=self.plan.unstable_above,
+            )
+            away = self.guards.away(places)
+            if away or (what.failure is not None and (_from_outside(what.failure) or self._spoilt(todo))):
+                # also a cell that came out well: whatever it measured, it was not one boot
+                raise _BrokenOff(what.failure or Failure("rebooted", away), away, up.state)
+            top = self.foresight.ceiling(todo.launch, todo.engine, cell)  # of this cell, and of none behind it
+            of_cell = replace(up, facts={**up.facts, "roofline_tok_s": top}) if top else up
+            record = self._keep(cell, parts, began, what, of_cell)
+            left.pop(0)
+            if record.failure is not None and record.failure.kind == "server_died":
+                self.run.event("server_died", server=todo.server, why=record.failure.summary)
+                self.tell("server_failed", server=todo.server, failure=record.failure)
+                self._fail(replace(record.failure, summary=f"not measured: {record.failure.summary}"), left, up)
+                return
 
     def _wait_until_free(self, gauges: Gauges, server: str, machine: str) -> None:
         """The next server would not find the memory that this one still holds."""
