@@ -5,7 +5,7 @@ BIN := $(V)/bin
 # Where this is set, every gpuctl and ansible-playbook that a test starts compiles all of itself again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help latex demo test check check-then-e2e lint types contracts unit e2e lab lab-down lab-test golden perf soak build clean
+.PHONY: help latex demo test check lint types contracts unit e2e lab lab-down lab-test golden perf soak build clean
 
 help:            ## what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## ?/  make \1\t/' | expand -t 22
@@ -71,13 +71,9 @@ latex: ## the LaTeX that `gpuctl report --format pdf` needs (Debian and Ubuntu, 
 	    latexmk lmodern texlive-latex-recommended texlive-pictures poppler-utils >/dev/null; \
 	else echo "no LaTeX here and no right to install it: the tests of the PDF report are skipped"; fi
 
-# The lab mostly waits for machines to boot: it runs beside the rest. Under twenty minutes on two cores.
+# The lab waits for machines to boot, the end-to-end tests for engines to answer: both run beside the rest.
 test: latex $(V)/ready ## everything
-	$(MAKE) --no-print-directory -j2 check-then-e2e lab-test
-
-check-then-e2e:
-	$(MAKE) --no-print-directory check
-	$(MAKE) --no-print-directory e2e
+	$(MAKE) --no-print-directory -j3 check e2e lab-test
 
 perf: $(V)/ready ## how true the load generator is, beside aiohttp and http.client; writes docs/performance.md, docs/overhead.md, docs/staging.md, docs/deploying.md (as root), docs/doctor.md, docs/diagnose.md
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[perf]'

@@ -73,23 +73,37 @@ def write(path: Path, data: bytes, *, instead: str = _ANOTHER) -> None:
 
     `instead`: what to do where it cannot be written, for the message. Raises StoreError.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with _explained(path, instead):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = _draft(path, data)
         try:
-            with draft.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
             draft.replace(path)
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
         except BaseException:
             draft.unlink(missing_ok=True)
             raise
+        _sync(path.parent)
+
+
+def _draft(path: Path, data: bytes) -> Path:
+    """The data on the disk, beside `path`: only its rename is left to do. Leaves nothing when it fails."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with draft.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    return draft
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 class Run:
@@ -200,15 +214,25 @@ class Run:
         return self.folder.joinpath("cells", *cell[:3], f"{cell.point}.json")
 
     def save(self, record: Record, raw: Iterable[Mapping[str, Any]] = ()) -> None:
-        """The raw stamps first, the record last: a record that is there has its stamps."""
+        """A record that is there has its own stamps: killed between, there is none, and the cell is measured again."""
         path = self._path(record.cell)
-        lines = "".join(json.dumps(line) + "\n" for line in raw)
-        if lines:
-            write(path.with_suffix(".raw.jsonl"), lines.encode())
-        else:
-            with _explained(path):
-                path.with_suffix(".raw.jsonl").unlink(missing_ok=True)
-        write(path, (json.dumps(record.as_json(), indent=1) + "\n").encode())
+        stamps = path.with_suffix(".raw.jsonl")
+        lines = "".join(json.dumps(line) + "\n" for line in raw).encode()
+        drafts = []
+        with _explained(path):
+            try:
+                for to, data in ((stamps, lines), (path, (json.dumps(record.as_json(), indent=1) + "\n").encode())):
+                    drafts.append((_draft(to, data), to))
+                path.unlink(missing_ok=True)
+                for draft, to in drafts:
+                    draft.replace(to)
+                if not lines:
+                    stamps.unlink()
+            except BaseException:
+                for draft, _ in drafts:
+                    draft.unlink(missing_ok=True)
+                raise
+            _sync(path.parent)
 
     def load(self, cell: CellId) -> Record | None:
         """The record of a cell, or None when there is none that can be read: then it is measured again."""

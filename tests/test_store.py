@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -9,6 +10,8 @@ import resource
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +31,30 @@ def test_a_record_comes_back_with_its_raw_lines(tmp_path):
         assert run.load(CELL) == record()
         assert run.records() == [record()]
     assert json.loads((tmp_path / "run/cells/p/s/w/x.raw.jsonl").read_text()) == {"id": "r0"}
+
+
+@pytest.mark.parametrize("moment", ["open", "unlink", "replace"])
+@pytest.mark.parametrize("nth", [0, 1])
+def test_a_record_never_stands_beside_stamps_of_another_measurement(tmp_path, monkeypatch, moment, nth):
+    """A measurement takes an earlier one's place, and is killed (or the disk is full) at the nth such call."""
+    old, new = record(), replace(record(), ended="t2")
+    with Run(tmp_path) as run:
+        run.save(old, [{"id": "old"}])
+        real, calls = getattr(Path, moment), []
+
+        def killed(path, *words, **options):
+            calls.append(path)
+            if len(calls) == nth + 1:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return real(path, *words, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, moment, killed)
+            with contextlib.suppress(StoreError):
+                run.save(new, [{"id": "new"}])
+        stamps = (tmp_path / "cells/p/s/w/x.raw.jsonl").read_text()
+        assert run.load(CELL) in {"old": (old, None), "new": (new, None)}[json.loads(stamps)["id"]]
+        assert not list(tmp_path.rglob("*.tmp"))
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"schema": "gpuctl.cell/1"}', b"\xff\xfe"])
