@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from gpuctl.document import labels
 from gpuctl.document.blocks import Figure, Point, Series
 
 if TYPE_CHECKING:
@@ -198,13 +199,16 @@ def _path(axes: Axes, figure: Figure) -> None:
     from matplotlib.transforms import IdentityTransform, ScaledTranslation
 
     _curves(axes, figure)
-    # A point of the drawing is a pixel of it.
-    above, below = (axes.transData + ScaledTranslation(x, y, IdentityTransform()) for x, y in ((4, 4), (-4, -9)))
-    for series in figure.series:
-        for p in series.points:
-            # At its capacity a server stays where it was: its label goes below, not onto the one before.
-            way: Any = {"transform": below, "ha": "right"} if p.hollow else {"transform": above}
-            axes.text(float(p.x), p.y, p.label, fontsize=7, zorder=5, **way)
+    ways: dict[str, Any] = {
+        side: {
+            # A point of the drawing is a pixel of it.
+            "transform": axes.transData + ScaledTranslation(4 * right, 4 if above > 0 else -9, IdentityTransform()),
+            "horizontalalignment": "left" if right > 0 else "right",
+        }
+        for side, (right, above) in labels.SIDES.items()
+    }
+    for p, side in labels.sides(figure):
+        axes.text(float(p.x), p.y, p.label, fontsize=7, zorder=5, **ways[side])
 
 
 def _rows(figure: Figure) -> list[str]:

@@ -92,11 +92,13 @@ def compare_with(
 ) -> list[Comparison]:
     """The run against another run (a folder, or a name under `runs`), another phase, or a server. Raises NotARun.
 
-    A phase is compared with every other phase of the run (same method, same point); a server, named alone or as
+    A phase is compared with every other phase that we measured (same method, same point); a server, named alone or as
     PHASE/SERVER, with the others of its phase.
     """
     if other in run.phases:
-        others = [phase for phase in run.phases if phase != other]
+        others = [phase for phase in run.phases if phase != other and phase not in run.foreign]
+        if not others:
+            raise NotARun(f"nothing to compare with {other!r}: {run.name} has no other phase that gpuctl measured")
         return [compare_phases(run, phase, other, noise_percent=noise_percent) for phase in others]
     phase, _, name = other.rpartition("/")
     among = [

@@ -87,6 +87,7 @@ def test_numbers_of_other_tools_need_no_run(call):
         (("report", "{new}", "--format", "docx"), "no report format 'docx'; there are csv, html, json"),
         (("report", "{new}", "--fail-on", "5"), "--fail-on needs --compare OTHER: worse than what?"),
         (("report", "{new}", "--compare", "nothing"), "no run folder, and small has no phase or server of that name"),
+        (("report", "{new}", "--compare", "tp1", "--fail-on", "5"), "small has no other phase that gpuctl measured"),
         (("report", "{new}", "--import", "{new}/campaign.json"), "no result of aiperf"),
     ],
 )

@@ -9,7 +9,8 @@ import runfolders
 
 from gpuctl.document.blocks import Figure, Listing, Table
 from gpuctl.document.outline import report
-from gpuctl.records import State, estimate
+from gpuctl.document.wording import interval
+from gpuctl.records import Estimate, State, estimate
 from gpuctl.report import load_run
 from gpuctl.results.run import Run, Server, derived, flag, metric, roofline_share
 from gpuctl.results.timeline import interruptions
@@ -306,6 +307,13 @@ def test_the_commands_to_repeat_a_run_are_those_that_were_given(tmp_path):
     )
     assert "s3cr3t" not in str(document)
     assert "run started: tp1 (command gpuctl bench tp1 -t ct200 --only 'tp1-a/decode/*')" in str(document)
+
+
+def test_the_ends_of_an_interval_have_the_decimals_of_its_mean():
+    assert interval(Estimate(15.7, 6.4, 15.921, 3, "ms")) == "[-0.2, 31.6]"
+    assert interval(Estimate(0.594, 0.002, 0.00531, 3, "J")) == "[0.589, 0.599]"
+    assert interval(Estimate(2048.0**3, 0.0, 1024.0, 3, "bytes")) == "[8.0 GiB, 8.0 GiB]"
+    assert interval(Estimate(3e12, 1.0, 3e12, 3, "ms")) == "[0.0, 6e+12]"
 
 
 def test_what_a_server_can_hold_is_as_it_said_itself(tmp_path):

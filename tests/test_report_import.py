@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpuctl import plugins
 from gpuctl.records import State
-from gpuctl.report import NotAResult, compare_with, load_run, render, with_imported
+from gpuctl.report import NotAResult, NotARun, compare_with, load_run, render, with_imported
 from gpuctl.results.comparison import compare
 
 FOREIGN = Path(__file__).parent / "foreign"
@@ -96,6 +96,8 @@ def test_numbers_of_others_stand_beside_ours_and_are_never_compared(tmp_path):
     assert "measured by another tool" in text
     assert not compare(run, run).differences[len(compare(own, own).differences) :]
     assert {r.split(",")[-1] for r in render(run, "csv").decode().splitlines() if ",aiperf," in r} == {"yes"}
+    with pytest.raises(NotARun, match="small has no other phase that gpuctl measured"):
+        compare_with(run, "tp1")
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def _details(
 
 _SWEEPS = {
     "concurrency": (Axis("Concurrent requests", doubling=True), ("output_tok_s", "decode_tok_s", "ttft_ms")),
-    "context": (Axis("Prompt", "tokens"), ("ttft_ms", "prefill_tok_s", "decode_tok_s")),
+    "context": (Axis("Prompt length", "tokens"), ("ttft_ms", "prefill_tok_s", "decode_tok_s")),
 }
 _MORE = ("ttft_p99_ms", "tpot_ms", "itl_ms", "acceptance_length")
 _DRAWN = {"concurrency": ("output_tok_s", "decode_tok_s"), "context": ("ttft_ms", "decode_tok_s")}
@@ -103,7 +103,7 @@ def _sweep(run: Run, phase: str, records: Sequence[Record], workload: str) -> It
     of = _record_of(run, phase, workload)
     servers = [s.name for s in run.servers[phase] if any(of(s.name, point) is not None for point, _ in points)]
     units = {name: e.unit for record in records for name, e in record.metrics.items()}
-    over = f"over {axis.title.lower()}"
+    over = f"over {str(axis).lower()}"
     for name in [n for n in (*names, "energy_per_token_j") if n in units] or ["output_tok_s"]:
         id = identifier(phase, workload, name)
         caption = f"{metric(name).title} {over}"

@@ -86,7 +86,11 @@ def interval(e: Estimate) -> str:
     """`[138.1, 143.1]`, empty when the cell was measured once."""
     if e.ci95 is None:
         return ""
-    return f"[{number(e.mean - e.ci95, e.unit)}, {number(e.mean + e.ci95, e.unit)}]"
+    ends = (e.mean - e.ci95, e.mean + e.ci95)
+    if e.unit == "bytes" or abs(e.mean) + e.ci95 >= 1e9:
+        return f"[{number(ends[0], e.unit)}, {number(ends[1], e.unit)}]"
+    places = decimals(e.unit, e.mean)  # as the mean has them: an end near zero is not known better
+    return f"[{ends[0]:.{places}f}, {ends[1]:.{places}f}]"
 
 
 def times(factor: float) -> str:
@@ -200,5 +204,5 @@ def reading(figure: Figure) -> str:
     if any(point.hollow for point in points) and figure.kind != "bars":
         said.append("Hollow: limited by capacity, or unstable.")
     if figure.kind == "path":
-        said.append("Beside each point: concurrent requests.")
+        said.append("Beside a point, where there is room: concurrent requests.")
     return " ".join(said)

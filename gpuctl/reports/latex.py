@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gpuctl import plots
+from gpuctl.document import labels as placed
 from gpuctl.document.blocks import Block, Cell, Column, Figure, Fold, Listing, Paragraph, Point, Section, Table
 from gpuctl.document.outline import Report
 from gpuctl.document.wording import reading
@@ -264,7 +265,17 @@ def _cell(cell: Cell, column: Column) -> str:
 
 # --- figures -------------------------------------------------------------------------------------
 
-_MARKS = ("*", "square*", "triangle*", "diamond*", "pentagon*", "oplus*", "halfsquare*")
+# As large as they are drawn, a pentagon or a circle with a cross is a circle: the triangle turns instead.
+_MARKS = (
+    ("*", ""),
+    ("square*", ""),
+    ("triangle*", ""),
+    ("diamond*", ""),
+    ("triangle*", ",rotate=180"),
+    ("triangle*", ",rotate=90"),
+    ("triangle*", ",rotate=270"),
+)
+_APART = "enlarge x limits=.04"  # no mark or label on the frame
 _DASHES = ("solid", "dashed", "densely dotted", "dash dot", "densely dashed", "loosely dashed", "dotted")
 _PATTERNS = ("", "north east lines", "north west lines", "crosshatch", "horizontal lines", "vertical lines", "grid")
 
@@ -317,17 +328,15 @@ def _lines_of(figure: Figure) -> Iterator[str]:
     if figure.x.doubling and seen[0] > 0:
         ticks = ",".join(f"{x:g}" for x in seen)
         more = ["xmode=log", "log basis x=2", f"xtick={{{ticks}}}", f"xticklabels={{{ticks}}}", "xminorticks=false"]
-    yield _axis(figure, *more)
+    yield _axis(figure, _APART, *more)
     yield from _curves(figure)
 
 
 def _path(figure: Figure) -> Iterator[str]:
-    yield _axis(figure)
+    yield _axis(figure, _APART)
     yield from _curves(figure)
-    for series in figure.series:
-        for p in series.points:
-            side = "below" if p.hollow else "above"  # at its capacity a server stays where it was: not one on another
-            yield rf"\node[gpuctl {side}] at (axis cs:{float(p.x):.6g},{p.y:.6g}) {{{escape(p.label)}}};"
+    for p, side in placed.sides(figure):
+        yield rf"\node[gpuctl {side}] at (axis cs:{float(p.x):.6g},{p.y:.6g}) {{{escape(p.label)}}};"
 
 
 def _timeline(figure: Figure) -> Iterator[str]:
@@ -350,13 +359,15 @@ def _timeline(figure: Figure) -> Iterator[str]:
 
 def _curves(figure: Figure) -> Iterator[str]:
     for i, series in enumerate(figure.series):
-        style = f"gpuctl{i},{_DASHES[i]},mark={_MARKS[i]},mark options={{solid}}"
+        mark, turned = _MARKS[i]
+        style = f"gpuctl{i},{_DASHES[i]},mark={mark},mark options={{solid{turned}}}"
         yield _plot(style, ((float(p.x), p) for p in series.points))
         yield _legend(series.name)
     for i, series in enumerate(figure.series):
         hollow = [(float(p.x), p) for p in series.points if p.hollow]
         if hollow:
-            style = f"gpuctl{i},only marks,mark={_MARKS[i]},mark options={{solid,fill=white}},forget plot"
+            mark, turned = _MARKS[i]
+            style = f"gpuctl{i},only marks,mark={mark},mark options={{solid,fill=white{turned}}},forget plot"
             yield _plot(style, hollow)
 
 
