@@ -523,6 +523,16 @@ def test_a_session_takes_its_answers_along(api):
     assert summary["requests"] == 3
 
 
+def test_a_session_keeps_up_its_load_through_all_its_turns():
+    """Turn after turn there is one request in flight, though the session was begun only once."""
+
+    def answer(request):
+        yield from (CHUNKED, 0.1, chunk(delta({"content": "a"}, reason="stop")), chunk(DONE), END)
+
+    _, summary = run(answer, rows=4, api="chat", requests=[{"id": "s", "turns": ["one", "two", "three", "four"]}])
+    assert summary["load_kept"] > 0.5
+
+
 def test_a_session_whose_turn_fails_counts_the_turns_never_sent():
     def answer(request):
         if len(request.body["messages"]) > 1:

@@ -309,6 +309,21 @@ def test_the_commands_to_repeat_a_run_are_those_that_were_given(tmp_path):
     assert "run started: tp1 (command gpuctl bench tp1 -t ct200 --only 'tp1-a/decode/*')" in str(document)
 
 
+def test_a_factor_without_an_interval_says_why(tmp_path):
+    f = folder(tmp_path, ["tp1-auto", "tp1-a"])
+    decode(f, "tp1-auto", 26.0)
+    decode(f, "tp1-a", 52.0)
+    decode(f, "tp1-a", 52.0, prompt="qsort")
+    f.save(
+        replace(decode(f, "tp1-auto", 26.0, prompt="qsort"), metrics={"decode_tok_s": estimate([1, 2, 99], "tok/s")})
+    )
+    table = tables(load_run(f.close()))["tp1-decode-256-tokens-speedup"]
+    (cells,) = table.rows
+    assert [cell.text.endswith("×") for cell in cells[1:]] == [True, True]
+    assert [bool(cell.below) for cell in cells[1:]] == [True, False]
+    assert "Without one: measured once, or against a number that scatters" in table.notes[0]
+
+
 def test_the_ends_of_an_interval_have_the_decimals_of_its_mean():
     assert interval(Estimate(15.7, 6.4, 15.921, 3, "ms")) == "[-0.2, 31.6]"
     assert interval(Estimate(0.594, 0.002, 0.00531, 3, "J")) == "[0.589, 0.599]"

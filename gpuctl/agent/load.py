@@ -778,7 +778,7 @@ class Load:
         self.kernel_stamps = True
         self.offset = 0  # ns, wall clock - CLOCK_MONOTONIC
         self.looked = 0  # ns, when the sockets were last asked
-        self.area = self.changed = self.peak = 0
+        self.area = self.area_at_start = self.changed = self.peak = 0
         self.first_start = self.last_start = self.last_scheduled = 0
         self.context = None
         if job.scheme == "https":
@@ -845,6 +845,7 @@ class Load:
         exchange = Exchange(unit, self.sent, scheduled)
         self.sent += 1
         self._count()
+        self.area_at_start = self.area  # a later turn of a session is a start as well
         self.flying.add(exchange)
         self.peak = max(self.peak, len(self.flying))
         if self.job.starts:
@@ -1189,7 +1190,7 @@ class Load:
         gc.disable()
         cpu = time.process_time()
         begin = self.changed = swept = monotonic_ns()
-        area = turn = 0
+        turn = 0
         while (upcoming or self.flying or self.reading) and self.stop is None:
             now = monotonic_ns()
             while upcoming is not None and self.stop is None:
@@ -1203,7 +1204,6 @@ class Load:
                     break
                 self._begin(unit, None if after is None else begin + after)
                 self.first_start = self.first_start or self.last_start
-                area = self.area
                 upcoming = next(schedule, None)
             if upcoming is None and not self.sessions:
                 while self.idle:  # a server with a thread a connection may want the thread
@@ -1237,7 +1237,7 @@ class Load:
             while self.reading:
                 self._parse_some()
         gc.enable()
-        return self._summary(begin, ended, cpu, area)
+        return self._summary(begin, ended, cpu)
 
     def _connect_all(self) -> None:
         """Opens the connections of a closed loop ahead: connecting is not part of what is measured."""
@@ -1259,7 +1259,7 @@ class Load:
         many = job.concurrency or 1
         return many if job.duration_s else min(many, len(job.requests))
 
-    def _summary(self, begin: int, ended: int, cpu: float, area: int) -> dict[str, Any]:
+    def _summary(self, begin: int, ended: int, cpu: float) -> dict[str, Any]:
         job = self.job
         if job.rate is not None:
             # The time the arrivals should have taken over the time they took.
@@ -1268,7 +1268,7 @@ class Load:
         else:
             # Requests in flight, averaged until the last one started, over the concurrency asked for.
             window = self.last_start - self.first_start
-            kept = min(1.0, area / (window * self._many())) if window > 0 else 1.0
+            kept = min(1.0, self.area_at_start / (window * self._many())) if window > 0 else 1.0
         return {
             "type": "summary",
             "version": VERSION,

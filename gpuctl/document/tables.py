@@ -142,6 +142,8 @@ def speedups(
         return None
     used = dict.fromkeys(cell.mark for row in rows for cell in row if cell.mark)
     notes = [f"Times {plain(baseline)} at the same point, with the 95 % interval of the ratio (Fieller, Welch)."]
+    if any(cell.text.endswith("×") and not cell.below for row in rows for cell in row[1:]):
+        notes[0] += " Without one: measured once, or against a number that scatters as much as it is large."
     notes += [f"{mark} {MARK_NOTES[mark]}" for mark in used]
     columns = (Column("Server", text=True, code=True), *(Column(title) for _, title in points))
     return Table(id, caption, columns, tuple(rows), tuple(notes))
