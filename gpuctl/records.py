@@ -138,7 +138,9 @@ def from_json(document: Any) -> Record:
             fingerprint_id=document["fingerprint_id"],
             fingerprint=document["fingerprint"],
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except KeyError as error:
+        raise NotARecord(f"has no {error}") from error
+    except (TypeError, ValueError, AttributeError) as error:
         raise NotARecord(f"{type(error).__name__}: {error}") from error
 
 

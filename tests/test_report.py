@@ -148,6 +148,7 @@ def metric_x(**changes):
         (b"\xff\xfe\x00", "is not UTF-8"),
         (b"[]", "no gpuctl.cell/1 record"),
         (b'{"schema": "gpuctl.cell/2"}', "no gpuctl.cell/1 record"),
+        (b'{"schema": "gpuctl.cell/1"}', "has no 'failure'"),
         (b"[" * 100_000, "is nested too deeply"),
         (changed(state="failed", failure=None), "says failed and has numbers"),
         (changed(metrics={}), "says ok and has no numbers"),

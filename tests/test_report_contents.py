@@ -93,6 +93,7 @@ def test_every_number_of_a_figure_is_in_its_table(tmp_path):
     by_id = {block.id: block for block in blocks if isinstance(block, Table)}
     figures = [block for block in blocks if isinstance(block, Figure)]
     assert len(figures) > 15
+    anywhere = {cell.text.partition(" ")[0] for table in by_id.values() for cells in table.rows for cell in cells}
     for figure in figures:
         if figure.kind == "timeline":  # its numbers are moments: the next test
             continue
@@ -100,6 +101,8 @@ def test_every_number_of_a_figure_is_in_its_table(tmp_path):
         for series in figure.series:
             for point in series.points:
                 assert f"{point.y:.1f}" in texts, (figure.id, series.name, point)
+                if figure.kind == "path":  # what was measured is across as well
+                    assert f"{point.x:.1f}" in anywhere, (figure.id, series.name, point)
 
 
 def test_the_timeline_draws_what_its_tables_say(tmp_path):

@@ -13,12 +13,12 @@ def drawn(*points):
     return Figure("f", "f", "path", Axis("x"), Axis("y"), (Series("s", tuple(points)),), "t")
 
 
-def test_a_label_is_above_right_and_at_capacity_below_left():
+def test_a_label_is_above_left_and_at_capacity_below_right():
     points = Point(10.0, 50.0, label="1"), Point(60.0, 20.0, label="8"), Point(60.0, 80.0, label="16", hollow=True)
     assert labels.sides(drawn(*points)) == [
-        (points[0], "above right"),
-        (points[1], "above right"),
-        (points[2], "below left"),
+        (points[0], "above left"),
+        (points[1], "above left"),
+        (points[2], "below right"),
     ]
 
 

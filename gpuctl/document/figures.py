@@ -57,8 +57,10 @@ def curves(
 
 
 def trade(id: str, caption: str, table: str, run: Run, phase: str, records: Sequence[Record]) -> Figure | None:
-    """Throughput of all requests against the speed that one of them sees: a point a concurrency, joined in order."""
-    x_name, y_name = "decode_tok_s", "output_tok_s"
+    """Throughput of all requests against the latency that each sees: a point a concurrency, joined in order."""
+    # Between tokens, as the clock has it, or as other tools work it out: TTFT leaps where a server is full.
+    x_name = next((n for n in ("time_per_token_ms", "tpot_ms") if any(n in r.metrics for r in records)), "")
+    y_name = "output_tok_s"
     order = _order(run, phase)
     by_server = _by_server([r for r in records if x_name in r.metrics], y_name)
     series = []
@@ -68,7 +70,7 @@ def trade(id: str, caption: str, table: str, run: Run, phase: str, records: Sequ
         series.append(Series(plain(server), tuple(points)))
     if not any(len(s.points) > 1 for s in series):
         return None
-    axis = Axis(metric(x_name).title, "tok/s")
+    axis = Axis(metric(x_name).title, "ms")
     return _figure(id, caption, "path", axis, y_name, series, table, run, phase, by_server)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from gpuctl.document.blocks import Figure, Point
 
-# Each side of a point by where it is from there, in the order they are tried.
-SIDES = {"above right": (1, 1), "below left": (-1, -1), "above left": (-1, 1), "below right": (1, -1)}
+# Each side of a point by where it is from there, in the order they are tried: curves rise, so the first two are free.
+SIDES = {"above left": (-1, 1), "below right": (1, -1), "above right": (1, 1), "below left": (-1, -1)}
 
 # In points, about as both the page and LaTeX draw: the axes, a character of a label, its height, half a mark.
 _WIDE, _HIGH = 365.0, 145.0
@@ -35,9 +35,9 @@ def sides(figure: Figure) -> list[tuple[Point, str]]:
 
 
 def _boxes(x: float, y: float, point: Point) -> Iterator[tuple[str, _Box]]:
-    # At its capacity a server stays where it was: below left is where the one before has not its label.
+    # At its capacity a server stays where it was: below right is where the one before has not its label.
     wide = _CHARACTER * len(point.label)
-    for side in sorted(SIDES, key=lambda side: side != "below left") if point.hollow else SIDES:
+    for side in sorted(SIDES, key=lambda side: side != "below right") if point.hollow else SIDES:
         right, above = SIDES[side]
         left = x + _MARK if right > 0 else x - _MARK - wide
         bottom = y + _MARK if above > 0 else y - _MARK - _LINE

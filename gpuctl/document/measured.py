@@ -93,7 +93,7 @@ _SWEEPS = {
     "concurrency": (Axis("Concurrent requests", doubling=True), ("output_tok_s", "decode_tok_s", "ttft_ms")),
     "context": (Axis("Prompt length", "tokens"), ("ttft_ms", "prefill_tok_s", "decode_tok_s")),
 }
-_MORE = ("ttft_p99_ms", "tpot_ms", "itl_ms", "acceptance_length")
+_MORE = ("ttft_p99_ms", "time_per_token_ms", "tpot_ms", "itl_ms", "acceptance_length")
 _DRAWN = {"concurrency": ("output_tok_s", "decode_tok_s"), "context": ("ttft_ms", "decode_tok_s")}
 
 
@@ -134,7 +134,7 @@ def _sweep(run: Run, phase: str, records: Sequence[Record], workload: str) -> It
     if workload == "concurrency":
         id = identifier(phase, "trade")
         table = identifier(phase, workload, "output_tok_s")
-        figure = figures.trade(f"fig-{id}", "Throughput against the speed of one request", table, run, phase, records)
+        figure = figures.trade(f"fig-{id}", "Throughput against latency", table, run, phase, records)
         if figure is not None:
             yield figure
 
