@@ -312,6 +312,17 @@ def test_the_commands_to_repeat_a_run_are_those_that_were_given(tmp_path):
     assert "run started: tp1 (command gpuctl bench tp1 -t ct200 --only 'tp1-a/decode/*')" in str(document)
 
 
+@pytest.mark.parametrize(("baseline", "said"), [("tp1-0", "the baseline and the best"), (None, "the best")])
+def test_a_figure_of_many_servers_says_which_it_shows(tmp_path, baseline, said):
+    names = [f"tp1-{i}" for i in range(9)]
+    f = folder(tmp_path, names, baseline)
+    for i, name in enumerate(names):
+        decode(f, name, 20.0 + i)
+    (figure,) = (b for b in report(load_run(f.close())).document.walk() if isinstance(b, Figure))
+    assert figure.caption == f"Decode speed per request, 256 tokens: {said} of 9 servers"
+    assert ("tp1-0" in {series.name for series in figure.series}) == (baseline is not None)
+
+
 def test_a_factor_without_an_interval_says_why(tmp_path):
     f = folder(tmp_path, ["tp1-auto", "tp1-a"])
     decode(f, "tp1-auto", 26.0)

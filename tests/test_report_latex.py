@@ -9,6 +9,7 @@ import runfolders
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpuctl.document.blocks import Cell, Column, Table
 from gpuctl.report import load_run, render
 from gpuctl.reports import latex
 from gpuctl.reports.pdf import CannotCompile
@@ -77,6 +78,16 @@ def test_a_wide_table_is_split_and_its_parts_say_so(tmp_path):
     text = render(load_run(folder.close()), "latex").decode()
     assert "{(}1 of 4)" in text or "(1 of 4)" in text
     assert "(4 of 4)" in text
+
+
+def test_an_interval_stays_with_its_figure_beside_a_text_of_several_lines():
+    columns = (Column("What", text=True), Column("Factor"))
+    long, short = (Cell("word " * 60), Cell("5.41", "[5.15, 5.67]")), (Cell("word"), Cell("2.60", "[2.56, 2.63]"))
+    lines = list(latex._table(Table("t", "T", columns, (long, short))))
+    assert any(
+        r"\begin{tabular}[t]{@{}r@{}}{5.41}\\\gpuctlbelow{{[}5.15{,} 5.67{]}}\end{tabular}" in line for line in lines
+    )
+    assert any(line.endswith(r"{2.60} \\*") for line in lines)  # a line of its own costs no width
 
 
 def test_without_latex_it_is_said_how_to_get_one(monkeypatch, tmp_path):

@@ -98,9 +98,11 @@ def _figure(
     if not series:
         return None
     unit = next(iter(by_server.values()))[0].metrics[name].unit
-    shown = _chosen(series, run.baseline_of(phase), metric(name, unit).better)
+    baseline = run.baseline_of(phase)
+    shown = _chosen(series, baseline, metric(name, unit).better)
     if len(shown) < len(series):
-        caption += f": the baseline and the best of {len(series)} servers"
+        there = baseline is not None and plain(baseline) in {s.name for s in shown}
+        caption += f": {'the baseline and ' if there else ''}the best of {len(series)} servers"
     return Figure(identifier(id), caption, kind, x, Axis(metric(name).title, unit), tuple(shown), table)
 
 

@@ -7,7 +7,7 @@ preamble (latex.preamble.tex). `escape` is the only way for a text from outside 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gpuctl import plots
@@ -167,7 +167,8 @@ def _table(table: Table) -> Iterator[str]:
 def _part(table: Table, caption: str, chosen: Sequence[int], label: str, *, notes: bool = True) -> Iterator[str]:
     columns = [table.columns[i] for i in chosen]
     rows = [[row[i] for i in chosen] for row in table.rows]
-    spec = f"@{{}}{_widths(columns, rows)}@{{}}"
+    wrapped = _wrapped(columns, rows)
+    spec = f"@{{}}{_widths(columns, wrapped)}@{{}}"
     head = " & ".join(_head(column) for column in columns) + r" \\ \midrule"
     said = r"\\ ".join(escape(note) for note in table.notes) if notes else ""
     if len(rows) <= _MOST_ROWS:  # stays on one page, with its caption
@@ -175,7 +176,7 @@ def _part(table: Table, caption: str, chosen: Sequence[int], label: str, *, note
         yield rf"\captionof{{table}}{{{escape(caption)}}}\label{{{label}}}"
         yield rf"\begin{{tabular}}{{{spec}}}"
         yield rf"\toprule {head}"
-        yield from _rows(columns, rows)
+        yield from _rows(columns, rows, wrapped)
         yield r"\bottomrule"
         yield r"\end{tabular}"
         if said:
@@ -188,21 +189,29 @@ def _part(table: Table, caption: str, chosen: Sequence[int], label: str, *, note
         yield rf"\toprule {head} \endfirsthead"
         yield rf"\toprule {head} \endhead"
         yield r"\bottomrule \endfoot"
-        yield from _rows(columns, rows)
+        yield from _rows(columns, rows, wrapped)
         yield r"\end{longtable}"
         if said:
             yield rf"\nopagebreak\gpuctlnotes{{{said}}}"
         yield r"\endgroup"
 
 
-def _rows(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> Iterator[str]:
-    """A line a row; what stands below its figures is a line of its own that never begins a page."""
+def _rows(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], wrapped: Mapping[int, int]) -> Iterator[str]:
+    """A line a row; what stands below its figures is a line of its own that never begins a page.
+
+    Unless a text of the row takes several lines: far below those nobody sees what it belongs to.
+    """
     for row in rows:
-        texts = [
-            _stacked(cell) if _stacks(cell, column) else _cell(cell, column)
-            for cell, column in zip(row, columns, strict=True)
+        long = {i for i, most in wrapped.items() if len(row[i].text) > most}
+        stacked = [
+            bool(cell.below) and i not in long and (bool(long) or _stacks(cell, column))
+            for i, (cell, column) in enumerate(zip(row, columns, strict=True))
         ]
-        below = ["" if _stacks(cell, column) else cell.below for cell, column in zip(row, columns, strict=True)]
+        texts = [
+            _stacked(cell, column) if stack else _cell(cell, column)
+            for cell, column, stack in zip(row, columns, stacked, strict=True)
+        ]
+        below = ["" if stack else cell.below for cell, stack in zip(row, stacked, strict=True)]
         yield " & ".join(texts) + (r" \\*" if any(below) else r" \\[.4ex]")
         if any(below):
             yield " & ".join(rf"\gpuctlbelow{{{escape(text)}}}" if text else "" for text in below) + r" \\[.4ex]"
@@ -213,17 +222,16 @@ _STACKED = 20  # characters: a moment
 
 def _stacks(cell: Cell, column: Column) -> bool:
     """Whether the second line stays with the first: beside a long text a row's own second line is far away."""
-    return bool(cell.below) and column.text and not column.code and len(cell.text) <= _STACKED
+    return column.text and not column.code and len(cell.text) <= _STACKED
 
 
-def _stacked(cell: Cell) -> str:
-    return (
-        rf"\begin{{tabular}}[t]{{@{{}}l@{{}}}}{escape(cell.text)}\\\gpuctlbelow{{{escape(cell.below)}}}\end{{tabular}}"
-    )
+def _stacked(cell: Cell, column: Column) -> str:
+    lines = rf"{_cell(cell, column)}\\\gpuctlbelow{{{escape(cell.below)}}}"
+    return rf"\begin{{tabular}}[t]{{@{{}}{'l' if column.text else 'r'}@{{}}}}{lines}\end{{tabular}}"
 
 
-def _widths(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> str:
-    """What a longtable is told of its columns: natural widths while they fit, else paragraphs for the longest texts."""
+def _wrapped(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> dict[int, int]:
+    """The columns that are paragraphs, with the characters they have: the longest texts, where not all columns fit."""
     longest = [
         max([len(column.title) + len(column.unit) + 2, *(len(row[i].text) + 2 for row in rows)])
         for i, column in enumerate(columns)
@@ -236,6 +244,11 @@ def _widths(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> str:
         if longest[i] > fair:
             wrapped[i] = fair
         room -= min(longest[i], fair)
+    return wrapped
+
+
+def _widths(columns: Sequence[Column], wrapped: Mapping[int, int]) -> str:
+    """What a longtable is told of its columns."""
     spec = []
     for i, column in enumerate(columns):
         if i in wrapped:
