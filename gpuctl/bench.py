@@ -79,6 +79,11 @@ class _BrokenOff(Exception):
         super().__init__(failure.summary)
         self.failure, self.away, self.state = failure, away, state
 
+    @property
+    def only_the_server(self) -> bool:
+        """Whether the box is there, and only the server ended."""
+        return not self.away and self.failure.kind != "machine_away"
+
 
 @dataclass(frozen=True)
 class _Todo:
@@ -254,9 +259,7 @@ class _Bench:
             units, _ = self.supervisor.status()
             return any(u.running and (u.pid, u.start) == (wanted.pid, wanted.start) for u in units)
 
-        if not broken.away and broken.failure.kind != "machine_away":  # the box is there: only the server ended
-            self.run.event("server_died", why=broken.failure.summary)
-            self.tell("broken_off", failure=broken.failure)
+        if broken.only_the_server:
             try:
                 self.guards.tend(Happened.SERVICE_DIED, places)
                 return Happened.SERVICE_DIED
@@ -498,7 +501,7 @@ class _Bench:
         except StartFailed as error:
             away = self.guards.away(places)
             if away or _from_outside(error.failure) or self._spoilt(todo):
-                raise _BrokenOff(error.failure, away, None) from None
+                raise self._broken_off(todo, error.failure, away, None) from None
             if error.failure.kind == "no_room":
                 raise Stopped(error.failure.summary) from None  # no other server would find room either
             self.run.event("server_died", server=todo.server, why=error.failure.summary)
@@ -534,7 +537,7 @@ class _Bench:
             away = self.guards.away(places)
             if away or (what.failure is not None and (_from_outside(what.failure) or self._spoilt(todo))):
                 # also a cell that came out well: whatever it measured, it was not one boot
-                raise _BrokenOff(what.failure or Failure("rebooted", away), away, up.state)
+                raise self._broken_off(todo, what.failure or Failure("rebooted", away), away, up.state)
             top = self.foresight.ceiling(todo.launch, todo.engine, cell)  # of this cell, and of none behind it
             of_cell = replace(up, facts={**up.facts, "roofline_tok_s": top}) if top else up
             record = self._keep(cell, parts, began, what, of_cell)
@@ -544,6 +547,15 @@ class _Bench:
                 self.tell("server_failed", server=todo.server, failure=record.failure)
                 self._fail(replace(record.failure, summary=f"not measured: {record.failure.summary}"), left, up)
                 return
+
+    def _broken_off(self, todo: _Todo, failure: Failure, away: str, state: UnitState | None) -> _BrokenOff:
+        """To be raised. A server that ended is told of at once: stopping what is left of it, and the GPUs' memory, take
+        their time."""
+        broken = _BrokenOff(failure, away, state)
+        if broken.only_the_server:
+            self.run.event("server_died", server=todo.server, why=failure.summary)
+            self.tell("broken_off", failure=failure)
+        return broken
 
     def _wait_until_free(self, gauges: Gauges, server: str, machine: str) -> None:
         """The next server would not find the memory that this one still holds."""

@@ -54,6 +54,7 @@ from typing import Any
 
 VERSION = "1"
 RANGE = 4 << 20
+STEP = 16  # ranges that are copied at once where nothing but the kernel touches them
 BLOCK = 4096  # what O_DIRECT is aligned to
 MANIFEST = "MANIFEST.json"
 MAX_HEADER = 100_000_000  # as the safetensors library
@@ -884,6 +885,7 @@ class _Opened:
         except OSError:
             pass  # a file system without it
         self.sendfile = True
+        self.warm = False  # whether what was read last came from the page cache
         os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)  # what is not in the page cache is not read ahead into it
 
     def unchanged(self, one):
@@ -894,12 +896,13 @@ class _Opened:
         """Fills a span of the copy: what the page cache has from there, the rest past it. `sums` hash it in passing."""
         at, end = offset, offset + length
         while at < end:
-            if self.cached(at):
-                at += self.buffered(copy, at, end - at, buffer, sums, alone)
+            before, self.warm = at, self.cached(at)
+            if self.warm:
+                at += self.buffered(copy, at, min(end - at, RANGE), buffer, sums, alone)
             elif self.direct >= 0 and at % BLOCK == 0 and end - at >= BLOCK:
-                at += self.past_cache(copy, at, (end - at) // BLOCK * BLOCK, buffer, sums)
+                at += self.past_cache(copy, at, min((end - at) // BLOCK * BLOCK, len(buffer)), buffer, sums)
+                os.posix_fadvise(self.fd, before, BLOCK, os.POSIX_FADV_DONTNEED)  # asking brought it there
             else:
-                before = at
                 at += self.buffered(copy, at, end - at, buffer, sums, alone)
                 # it was not in the cache before us, and the copy takes that memory
                 os.posix_fadvise(self.fd, before, at - before, os.POSIX_FADV_DONTNEED)
@@ -1044,6 +1047,8 @@ class Far:
 
 
 class _FarOpened:
+    warm = False
+
     def __init__(self, far, path):
         self.far, self.path = far, path
 
@@ -1173,8 +1178,8 @@ class Part:
         if (self.entry.get("digest") or "").startswith("git:"):
             self.sums["git"] = hashlib.sha1(b"blob %d\0" % self.size)
 
-    def span(self, number):
-        return number * RANGE, min(RANGE, self.size - number * RANGE)
+    def span(self, number, count=1):
+        return number * RANGE, min(count * RANGE, self.size - number * RANGE)
 
     def left(self):
         """Bytes that have to be written."""
@@ -1192,6 +1197,7 @@ class Filling:
 
     def __init__(self, folder, entries, source, teller, hash_=True):
         self.folder, self.source, self.teller, self.hash = folder, source, teller, hash_
+        self.cores = len(os.sched_getaffinity(0))
         self.parts = [
             Part(number, entry)
             for number, entry in enumerate(sorted(entries, key=lambda one: (-one["size"], one["path"])))
@@ -1309,14 +1315,15 @@ class Filling:
                         step = self.take()
                     if step is None:
                         return
-                part, number, chained = step
-                self.hash_range(part) if number < 0 else self.copy_range(part, number, chained)
+                part, number, count, chained = step
+                self.copy_ranges(part, number, count, chained) if count else self.hash_range(part)
         except BaseException as error:
             self.fail(self.in_words(error, part))
 
     def take(self):
-        """The next thing to do, with the lock held: (part, range to copy, whether its hash can follow at once), or
-        (part, -1, True): hash what is there; it goes first, and so keeps up. None: nothing, for the moment or for good.
+        """The next thing to do, with the lock held: (part, first range to copy, how many, whether its hash can follow at
+        once), or (part, 0, 0, True): hash what is there; it goes first, and so keeps up. None: nothing, for the moment or
+        for good.
         """
         if self.trouble:
             return None
@@ -1327,7 +1334,7 @@ class Filling:
             whole = part.ready == part.ranges and not part.copiers
             if not part.hashing and (whole or (self.hash and part.ready > part.hashed)):
                 part.hashing = True
-                return part, -1, True
+                return part, 0, 0, True
             if part.next < part.ranges and (best is None or part.copiers < best.copiers):
                 best = part
                 if not part.copiers:
@@ -1337,15 +1344,22 @@ class Filling:
                 self.over.set()
                 self.lock.notify_all()
             return None
+        # Out of memory into memory, more threads than processors only wait for each other; a disk wants them all.
+        warm = best.source is not None and best.source.warm
+        if warm and best.copiers and sum(part.copiers for part in self.parts) >= self.cores:
+            return None
         number = best.next
         self.open(best)
-        best.next += 1
+        most = min(best.ranges, number + (STEP if warm and not self.hash else 1))
+        while best.next < most and not best.done[best.next]:
+            best.next += 1
+        count = best.next - number
         best.copiers += 1
         chained = self.hash and not best.hashing and best.hashed == number
         best.hashing = best.hashing or chained
         while best.next < best.ranges and best.done[best.next]:
             best.next += 1
-        return best, number, chained
+        return best, number, count, chained
 
     def open(self, part, reading=False):
         """With the lock held."""
@@ -1364,19 +1378,19 @@ class Filling:
             self.own.buffer = memoryview(mmap.mmap(-1, RANGE))
         return self.own.buffer
 
-    def copy_range(self, part, number, chained):
-        offset, length = part.span(number)
+    def copy_ranges(self, part, number, count, chained):
+        offset, length = part.span(number, count)
         sums = list(part.sums.values()) if chained else []
         part.source.into(part.copy, offset, length, self.buffer(), sums, part.copiers == 1)
         with self.lock:
             part.copiers -= 1
-            part.done[number] = 1
+            part.done[number : number + count] = b"\1" * count
             if chained:
                 part.hashing = False
                 part.hashed += 1
             while part.ready < part.ranges and part.done[part.ready]:
                 part.ready += 1
-            self.note("%d %d" % (part.number, number))
+            self.note("\n".join("%d %d" % (part.number, one) for one in range(number, number + count)))
             self.lock.notify()
         if chained or not self.hash:
             self.teller.add(length)

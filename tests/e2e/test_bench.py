@@ -186,6 +186,8 @@ def test_a_server_that_is_killed_is_started_again_and_at_the_third_time_a_failur
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 1, out
     assert out.count("BROKEN OFF") == 3
+    names = [event["event"] for event in events(desk)]
+    assert names[names.index("server_died") + 1] == "server_stopped", "told at once, before what is left is stopped"
     record = desk.records()["p/plain/decode/fib-2000"]
     assert (record["state"], record["metrics"]) == ("failed", {})
     assert (record["failure"]["signal"], record["failure"]["exit_status"]) == ("SIGKILL", -9)

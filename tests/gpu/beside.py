@@ -1,9 +1,11 @@
 """`gpuctl load` beside `sglang.bench_serving`, on the same server, turn by turn in one run.
 
-    python -m tests.gpu.beside OUT [--servers tiny-auto tiny-ngram] [--streams 1 8 32]
+    python -m tests.gpu.beside OUT [--servers beside-27b beside-tiny] [--streams 1 16] [--rounds 2]
 
 Needs SGLang at /opt/sglang/bin/python3 and its models (inventory/). Both send the same number of requests, of the same
-length, at the same concurrency. OUT gets beside.json and gpuctl's raw stamps.
+texts' kind and length, at the same concurrency. Who is right is asked of the server: its own histograms (/metrics) are read
+before and after each turn. truth.py asks the same of a server that knows when it wrote. OUT gets beside.json and gpuctl's
+raw stamps.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -29,10 +32,11 @@ from gpuctl.load import load as send
 from gpuctl.load import prompts
 from gpuctl.metrics import repetition
 from gpuctl.transport import Local
-from tests.gpu.doctor import INVENTORY, REPOSITORY
+from tests.gpu.doctor import INVENTORY
 
 PYTHON = "/opt/sglang/bin/python3"
 TOKENS = 128
+TOKENIZER = "/models/qwen3-tiny"  # bytes, as all of these models have
 SERVING = """
 import json, sys, traceback
 from sglang.benchmark import serving
@@ -90,13 +94,16 @@ class Serving:
             stderr=(out / "bench_serving.stderr").open("w"), cwd="/tmp", env={**os.environ, "HF_HUB_OFFLINE": "1"},
         )  # fmt: skip
 
-    def run(self, launch: Launch, streams: int, requests: int, prompt: int, seed: int) -> Mapping[str, Any]:
-        file = self.out / f"bench_serving-{launch.name}-{streams}-{seed}.jsonl"
+    def run(self, port: int, model: str, streams: int, texts: Sequence[str], tokens: int = TOKENS) -> Mapping[str, Any]:
+        """Sends these texts to /v1/completions; what it wrote of it (`--output-details`)."""
+        texts_file, file = self.out / "texts.jsonl", self.out / "bench_serving.jsonl"
+        texts_file.write_text("".join(
+            json.dumps({"conversations": [{"content": text}, {"content": "an answer"}]}) + "\n" for text in texts
+        ))  # fmt: skip
         words = (
-            f"--backend sglang-oai --host 127.0.0.1 --port {launch.server.port} --model {launch.model} --dataset-name random "
-            f"--dataset-path /models/sharegpt.json --num-prompts {requests} --max-concurrency {streams} --random-input-len {prompt} "
-            f"--random-output-len {TOKENS} --random-range-ratio 1.0 --seed {seed} --output-file {file} --output-details "
-            "--disable-tqdm --flush-cache --warmup-requests 1"
+            f"--backend sglang-oai --host 127.0.0.1 --port {port} --model {model} --tokenizer {TOKENIZER} "
+            f"--dataset-name custom --dataset-path {texts_file} --num-prompts {len(texts)} --max-concurrency {streams} "
+            f"--sharegpt-output-len {tokens} --output-file {file} --output-details --disable-tqdm --warmup-requests 0"
         ).split()
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -114,26 +121,54 @@ class Serving:
         return whole
 
 
-def load(
-    launch: Launch, streams: int, requests: int, seed: int, out: Path, usage: str | None = None
-) -> Mapping[str, Any]:
-    """`gpuctl load`; with `usage` the same job, but asking for the usage in that way."""
-    raw = out / f"raw-{launch.name}-{streams}-{seed}.jsonl"
-    if usage is not None:
-        job = {
-            "url": launch.base_url, "api": "completions", "model": launch.model, "usage": usage, "concurrency": streams, "seed": seed,
-            "timeout_s": 100, "max_tokens": TOKENS, "body": {"temperature": 0},
-            "requests": [{"id": str(i), "prompt": text} for i, text in enumerate(prompts(requests, seed=seed))],
-        }  # fmt: skip
-        result = send(Local(), job, python=sys.executable)
-        return {**repetition(result.requests, result.summary).as_json(), "chunks": {}, "generator": result.summary}
-    argv = [sys.executable, "-m", "gpuctl", "load", launch.base_url, "--concurrency", str(streams), "--requests", str(requests),
-            "--max-tokens", str(TOKENS), "--seed", str(seed), "--json", "--raw", str(raw)]  # fmt: skip
-    done = subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, timeout=200, check=False)
-    if done.returncode:
-        raise RuntimeError(done.stderr + done.stdout[-500:])
-    document: dict[str, Any] = json.loads(done.stdout)
-    return {**document, "chunks": chunks(raw)}
+def load(launch: Launch, streams: int, texts: Sequence[str], raw: Path) -> Mapping[str, Any]:
+    """What `gpuctl load` sends, but for its question how the server says usage: that would be a request more."""
+    job = {
+        "url": launch.base_url, "api": "completions", "model": launch.model, "usage": "continuous", "concurrency": streams,
+        "timeout_s": 100, "max_tokens": TOKENS, "body": {"temperature": 0, "ignore_eos": True},
+        "requests": [{"id": str(i), "prompt": text} for i, text in enumerate(texts)],
+    }  # fmt: skip
+    result = send(Local(), job, python=sys.executable)
+    raw.write_text("".join(json.dumps(row) + "\n" for row in result.requests))
+    failed = [row["error"] for row in result.requests if row["error"]]
+    if failed:
+        raise RuntimeError(f"{len(failed)} requests failed: {failed[0]}")
+    return {**repetition(result.requests, result.summary).as_json(), "chunks": chunks(raw), "generator": result.summary}
+
+
+HISTOGRAMS = {"ttft_ms": "time_to_first_token", "itl_ms": "inter_token_latency", "e2e_ms": "e2e_request_latency"}
+
+
+def sums(base_url: str) -> dict[str, tuple[float, float]]:
+    """Of each histogram that the server keeps of its own requests: (sum in ms, count)."""
+    with urllib.request.urlopen(base_url + "/metrics", timeout=20) as answer:
+        text = answer.read().decode()
+    found = {}
+    for name, its in HISTOGRAMS.items():
+        parts = []
+        for part in ("sum", "count"):
+            lines = re.findall(rf"^sglang:{its}_seconds_{part}(?:{{[^}}]*}})? (\S+)", text, re.M)
+            parts.append(sum(map(float, lines)))
+        found[name] = (parts[0] * 1000, parts[1])
+    return found
+
+
+def by_the_server(
+    before: Mapping[str, tuple[float, float]], after: Mapping[str, tuple[float, float]]
+) -> dict[str, float]:
+    """The server's own means of what came between two looks; `requests` is how many it counted."""
+    means = {}
+    for name, (total, count) in after.items():
+        many = count - before[name][1]
+        if many > 0:
+            means[name] = round((total - before[name][0]) / many, 4)
+    return {**means, "requests": after["e2e_ms"][1] - before["e2e_ms"][1]}
+
+
+def forget(base_url: str) -> None:
+    request = urllib.request.Request(base_url + "/flush_cache", method="POST", data=b"")
+    with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=20) as answer:
+        answer.read()
 
 
 def chunks(raw: Path) -> dict[str, float]:
@@ -154,51 +189,48 @@ def chunks(raw: Path) -> dict[str, float]:
 
 
 def compare(launch: Launch, streams: int, serving: Serving, out: Path, rounds: int) -> dict[str, Any]:
-    """Turn by turn, and back again, so that the server's drift falls on all; after a warm-up that is not counted."""
-    requests = max(16, 8 * streams)
-    warm = load(launch, streams, requests, 99, out)
+    """Turn by turn, and back again, so that the server's drift falls on both; after a warm-up that is not counted.
+
+    Each turn has new texts of the same kind, an empty prefix cache, and what the server itself counted of it beside it.
+    """
+    requests = max(8 if launch.name.endswith("27b") else 16, 8 * streams)
+    warm = load(launch, streams, prompts(requests, seed=1), out / "warm.jsonl")
     prompt = round(warm["metrics"]["prompt_tokens"])
-    ours: list[Mapping[str, Any]] = []
-    final: list[Mapping[str, Any]] = []
-    theirs: list[Mapping[str, Any]] = []
-    for number in range(rounds):
-        turns = [
-            lambda n=number: ours.append(load(launch, streams, requests, n, out)),
-            lambda n=number: theirs.append(serving.run(launch, streams, requests, prompt, n)),
-            lambda n=number: final.append(load(launch, streams, requests, 50 + n, out, usage="final")),
-        ]
-        for turn in turns if number % 2 == 0 else turns[::-1]:
-            turn()
+    turns: list[dict[str, Any]] = []
+    order = ["gpuctl", "bench_serving", "bench_serving", "gpuctl"] * rounds
+    for number, who in enumerate(order[: 2 * rounds]):
+        texts = prompts(requests, seed=1000 * streams + number)
+        forget(launch.base_url)
+        time.sleep(0.2)
+        before = sums(launch.base_url)
+        if who == "gpuctl":
+            run = load(launch, streams, texts, out / f"raw-{launch.name}-{streams}-{number}.jsonl")
+            said = {name: run["metrics"].get(name) for name in METRICS}
+            more = {"chunks": run["chunks"], "lag_ms": run["generator"].get("lag_ms"),
+                    "time_per_token_ms": run["metrics"].get("time_per_token_ms")}  # fmt: skip
+        else:
+            run = serving.run(launch.server.port or 0, str(launch.model), streams, texts)
+            said = {name: run.get(other) for name, other in METRICS.items()}
+            more = {"chunks": {"gap_ms": _mean(run), "chunks": sum(len(itl) for itl in run.get("itls", ()))},
+                    "tokens": {k: run.get(k) for k in ("total_output_tokens", "total_output_tokens_retokenized", "completed")}}  # fmt: skip
+        time.sleep(0.3)  # the last request is counted a moment after it ended
+        turns.append({"who": who, **said, "server": by_the_server(before, sums(launch.base_url)), **more})
     row: dict[str, Any] = {
-        "server": launch.name,
-        "streams": streams,
-        "requests": requests,
-        "prompt_tokens": prompt,
-        "tokens": TOKENS,
-    }
-    for name, other in METRICS.items():
-        values = {
-            "gpuctl": [run["metrics"].get(name) for run in ours],
-            "usage at the end": [run["metrics"].get(name) for run in final],
-            "bench_serving": [run.get(other) for run in theirs],
-        }
-        if all(value is not None for each in values.values() for value in each):
-            its = median(values["bench_serving"])
-            against = {who: round(its / median(values[who]) - 1, 4) for who in ("gpuctl", "usage at the end")}
-            row[name] = {**values, "bench_serving_against": against}
-    row["time_per_token_ms"] = [run["metrics"].get("time_per_token_ms") for run in ours]
-    row["chunks"] = [run["chunks"] for run in ours]
-    row["acceptance_length"] = [run["metrics"].get("acceptance_length") for run in ours]
-    row["completion_tokens"] = [run["metrics"].get("completion_tokens") for run in ours]
-    row["their_tokens"] = [
-        {k: run.get(k) for k in ("total_output_tokens", "total_output_tokens_retokenized", "completed")}
-        for run in theirs
-    ]
-    row["their_chunks"] = [
-        {"gap_ms": _mean(run), "chunks": sum(len(itl) for itl in run.get("itls", ()))} for run in theirs
-    ]
-    row["lag_ms"] = [run["generator"].get("lag_ms") for run in ours]
+        "server": launch.name, "streams": streams, "requests": requests, "prompt_tokens": prompt, "tokens": TOKENS, "turns": turns,
+    }  # fmt: skip
+    for name in METRICS:
+        ours, theirs = (median(_of(turns, who, name)) for who in ("gpuctl", "bench_serving"))
+        row[name] = {"gpuctl": round(ours, 4), "bench_serving": round(theirs, 4), "differ": round(theirs / ours - 1, 4)}
+        if name in HISTOGRAMS:
+            row[name]["more than the server says"] = {
+                who: round(median(turn[name] - turn["server"][name] for turn in turns if turn["who"] == who), 4)
+                for who in ("gpuctl", "bench_serving")
+            }
     return row
+
+
+def _of(turns: Sequence[Mapping[str, Any]], who: str, name: str) -> list[float]:
+    return [turn[name] for turn in turns if turn["who"] == who]
 
 
 def _mean(run: Mapping[str, Any]) -> float | None:
@@ -211,12 +243,22 @@ def say(row: Mapping[str, Any]) -> str:
         f"{row['server']}, {row['streams']} streams, {row['requests']} requests of {row['prompt_tokens']} + {row['tokens']} tokens:"
     ]
     for name in METRICS:
-        if name in row:
-            values = ", ".join(
-                f"{who} {median(row[name][who]):.3f}" for who in ("gpuctl", "usage at the end", "bench_serving")
+        one = row[name]
+        beyond = one.get("more than the server says")
+        lines.append(
+            f"  {name:<13} gpuctl {one['gpuctl']:10.3f}  bench_serving {one['bench_serving']:10.3f}  {one['differ']:+7.2%}"
+            + (
+                f"   beyond the server's own: {beyond['gpuctl']:+.3f} and {beyond['bench_serving']:+.3f}"
+                if beyond
+                else ""
             )
-            lines.append(f"  {name}: {values}; bench_serving against them {row[name]['bench_serving_against']}")
-    return "\n".join([*lines, f"  chunks: ours {row['chunks'][0]}, theirs {row['their_chunks'][0]}"])
+        )
+    lines += [
+        f"    {turn['who']:<13} {turn['ttft_ms']:8.2f} {turn['tpot_ms']:7.3f} {turn['e2e_ms']:9.2f} {turn['output_tok_s']:9.1f}"
+        f"; the server {turn['server']}"
+        for turn in row["turns"]
+    ]
+    return "\n".join(lines)
 
 
 def stop(processes: Sequence[subprocess.Popen[Any]]) -> None:
@@ -229,8 +271,8 @@ def stop(processes: Sequence[subprocess.Popen[Any]]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
-    parser.add_argument("--servers", nargs="*", default=["tiny-auto", "tiny-ngram"])
-    parser.add_argument("--streams", nargs="*", type=int, default=[1, 8, 32])
+    parser.add_argument("--servers", nargs="*", default=["beside-27b", "beside-tiny", "beside-27b-ngram"])
+    parser.add_argument("--streams", nargs="*", type=int, default=[1, 16])
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--gate", type=Path, help="the GPU is not touched before this file is there")
     job = parser.parse_args()
@@ -245,18 +287,20 @@ def main() -> int:
     failed = False
     try:
         for launch, process in servers:
-            turns[launch.name].touch()  # and take their memory one after another
+            turns[launch.name].touch()  # each has the GPU and the processors to itself
             if not ready(launch, process):
                 print(f"{launch.name} did not come up: see its log", flush=True)
                 failed = True
+                stop([process])
                 continue
             print(f"{launch.name} is ready, {time.monotonic() - began:.0f} s after the start", flush=True)
-        for launch, process in servers:
-            for streams in job.streams if process.poll() is None else ():
-                row = compare(launch, streams, serving, job.out, job.rounds)
-                rows.append(row)
-                print(say(row), flush=True)
-                (job.out / "beside.json").write_text(json.dumps(rows, indent=1))
+            for streams in job.streams:
+                if process.poll() is None:
+                    row = compare(launch, streams, serving, job.out, job.rounds)
+                    rows.append(row)
+                    print(say(row), flush=True)
+                    (job.out / "beside.json").write_text(json.dumps(rows, indent=1))
+            stop([process])
     finally:
         serving.process.kill()
         stop([process for _, process in servers])

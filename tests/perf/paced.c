@@ -30,6 +30,7 @@ struct stream {
     size_t have, need; /* need: bytes of head and body, 0 while the head is not complete */
     int64_t due;       /* ns; 0 when nothing is to be written */
     uint32_t request, chunk;
+    int usage; /* whether the client asks for usage at the end, in an event without a choice */
 };
 struct entry {
     int64_t t;
@@ -163,7 +164,7 @@ int main(int argc, char **argv) {
                             "{\"id\":\"cmpl-%u\",\"object\":\"text_completion\",\"model\":\"paced\",\"choices\":[],"
                             "\"usage\":{\"prompt_tokens\":360,\"total_tokens\":%u,\"completion_tokens\":%u}}",
                             s->request, 360 + chunks * per_chunk, chunks * per_chunk);
-                    n = event(out, json);
+                    n = s->usage ? event(out, json) : 0;
                     n += event(out + n, "[DONE]");
                     n += (size_t)sprintf(out + n, "0\r\n\r\n");
                     say(fd, out, n);
@@ -215,6 +216,7 @@ int main(int argc, char **argv) {
             if (s->in[0] == 'P') {
                 s->request = requests++;
                 s->chunk = 0;
+                s->usage = strstr(s->in, "\"include_usage\"") != NULL;
                 s->due = now() + ttft;
                 note(when, s->request, UINT32_MAX);
             } else {

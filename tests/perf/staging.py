@@ -1,12 +1,12 @@
 """How fast a model comes into memory: stage.py beside what people use, in one run, on the same files.
 
-    staging.py [--bytes 2G] [--files 8] [--rounds 3] [--on FOLDER] [--memory /dev/shm] [--write]
+    staging.py [--bytes 2G] [--cached 2G] [--files 8] [--rounds 3] [--on FOLDER] [--memory /dev/shm] [--write]
 
 Cold: the page cache has none of the files. stage.py hashes every byte on the way; the others do not (rclone compares
 nothing for local files either, when told to transfer by size). "Direct reads" is what the disk gives: the same files read by as
 many threads past the page cache into nothing; "and SHA-256" is that with every byte hashed, which nothing that verifies can
-be faster than here. Warm: all of them are in the page cache. All fill a folder of a tmpfs that is
-empty before. Rounds go through all contenders in turn; the medians are compared. Memory is the highest of RssAnon +
+be faster than here. Warm: all of them are in the page cache (`--cached`: the size of that model). All fill a folder of a
+tmpfs that is empty before. Rounds go through all contenders in turn; the medians are compared. Memory is the highest of RssAnon +
 RssFile of stage.py's process: what it holds beside the model itself. `--write` puts it into docs/staging.md.
 """
 
@@ -28,6 +28,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +48,8 @@ def write_model(folder: Path, files: int, each: int) -> None:
     """Safetensors files of random bytes, which no disk can compress or deduplicate."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
-    for number in range(1, files + 1):
+
+    def write(number: int) -> None:
         header = json.dumps({f"t{number}": {"dtype": "U8", "shape": [each], "data_offsets": [0, each]}}).encode()
         with open(folder / f"model-{number:05d}-of-{files:05d}.safetensors", "wb") as file:
             file.write(len(header).to_bytes(8, "little") + header)
@@ -55,6 +57,9 @@ def write_model(folder: Path, files: int, each: int) -> None:
                 file.write(os.urandom(min(16 << 20, each - at)))
             file.flush()
             os.fsync(file.fileno())
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        list(pool.map(write, range(1, files + 1)))
 
 
 def forget(folder: Path) -> None:
@@ -145,13 +150,18 @@ def command(*words: str) -> Callable[[Path, Path, int], None]:
     return run
 
 
+COPY = 'mkdir "$2/m"; ls -d "$1"/* | xargs -P THREADS -I{} cp {} "$2/m"'
+CHECK = '; ls -d "$2/m"/* | xargs -P THREADS -n 1 sha256sum'
+
+
 def contenders(threads: int) -> tuple[dict[str, Callable], dict[str, Callable]]:
     cold: dict[str, Callable] = {
         "stage.py, SHA-256 of every file": Staged(True),
         "direct reads into nothing": direct_reads,
         "direct reads into nothing and SHA-256": functools.partial(direct_reads, hashed=True),
         "`cp -r`": command('cp -r "$1" "$2/m"'),
-        f"`xargs -P{threads} cp`": command('mkdir "$2/m"; ls -d "$1"/* | xargs -P THREADS -I{} cp {} "$2/m"'),
+        f"`xargs -P{threads} cp`": command(COPY),
+        f"`xargs -P{threads} cp`, then `sha256sum` as many at a time": command(COPY + CHECK),
     }
     if shutil.which("rsync"):
         cold["`rsync -a`"] = command('rsync -a "$1/" "$2/m/"')
@@ -162,7 +172,8 @@ def contenders(threads: int) -> tuple[dict[str, Callable], dict[str, Callable]]:
     warm: dict[str, Callable] = {
         "stage.py, without SHA-256": Staged(False),
         "stage.py, SHA-256 of every file": Staged(True),
-        "`xargs -P16 cp`": command('mkdir "$2/m"; ls -d "$1"/* | xargs -P 16 -I{} cp {} "$2/m"'),
+        "`xargs -P16 cp`": command(COPY.replace("THREADS", "16")),
+        "`xargs -P16 cp`, then `sha256sum` as many at a time": command((COPY + CHECK).replace("THREADS", "16")),
         "`cp -r`": command('cp -r "$1" "$2/m"'),
     }
     return cold, warm
@@ -175,7 +186,7 @@ def measure(
     total = sum(path.stat().st_size for path in source.iterdir())
     rates: dict[str, list[float]] = {name: [] for name in which}
     for turn in range(rounds + 1):
-        for name, run in which.items():
+        for name, run in [*which.items()][: None if turn else 1]:
             with tempfile.TemporaryDirectory(prefix="gpuctl-perf-", dir=memory) as to:
                 remember(source) if warm else forget(source)
                 began = time.perf_counter()
@@ -202,17 +213,25 @@ def table(rates: dict[str, list[float]], against: str) -> list[str]:
     return lines
 
 
-def sha256_rate() -> float:
-    """Bytes a second that one core hashes."""
-    data = bytes(64 << 20)
+def sha256_rate(threads: int) -> float:
+    """Bytes a second that so many threads hash together: what they hash stays in each one's cache."""
+    data, times = bytes(1 << 20), 256
+
+    def work(_: int) -> None:
+        one = hashlib.sha256()
+        for _ in range(times):
+            one.update(data)
+
     began = time.perf_counter()
-    hashlib.sha256(data).digest()
-    return len(data) / (time.perf_counter() - began)
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, range(threads)))
+    return threads * times * len(data) / (time.perf_counter() - began)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--bytes", type=size, default=size("2G"))
+    parser.add_argument("--cached", type=size, help="of the model in the page cache (default: as --bytes)")
     parser.add_argument("--files", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--on", default="/var/tmp", help="folder on the disk that is read")
@@ -223,19 +242,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     load = os.getloadavg()[0]
     threads = max(8, min(32, 2 * cores))  # as stage.py does
     with tempfile.TemporaryDirectory(prefix="gpuctl-perf-", dir=options.on) as folder:
-        source = Path(folder) / "model"
+        source = large = Path(folder) / "model"
         write_model(source, options.files, options.bytes // options.files)
         cold, warm = contenders(threads)
         from_disk = measure(cold, source, options.memory, options.rounds, threads, warm=False)
-        from_cache = measure(warm, source, options.memory, options.rounds, threads, warm=True)
+        cached = options.cached or options.bytes
+        if cached != options.bytes:
+            large = Path(folder) / "large"
+            write_model(large, options.files, cached // options.files)
+        from_cache = measure(warm, large, options.memory, options.rounds, threads, warm=True)
     peak = max(one.peak for one in [*cold.values(), *warm.values()] if isinstance(one, Staged))
     middle = {name: statistics.median(seen) for name, seen in from_disk.items()}
     ours, direct = middle["stage.py, SHA-256 of every file"], middle["direct reads into nothing"]
     bound = middle["direct reads into nothing and SHA-256"]
-    hashing = sha256_rate() * cores
+    hashing = sha256_rate(cores)
     plain = statistics.median(from_cache["stage.py, without SHA-256"]) / statistics.median(
         from_cache["`xargs -P16 cp`"]
     )
+    hashed = statistics.median(from_cache["stage.py, SHA-256 of every file"])
+    checked = statistics.median(from_cache["`xargs -P16 cp`, then `sha256sum` as many at a time"])
     others = {name: rate for name, rate in middle.items() if not name.startswith(("stage.py", "direct"))}
     limit = f"All cores together hash {hashing / 1e9:.1f} GB/s here and the disk gives {direct / 1e9:.1f}: " + (
         "the disk is the limit." if hashing > 1.5 * direct else "SHA-256 is the limit, not the disk."
@@ -245,7 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "",
         f"Made by `make perf` (tests/perf/staging.py) on {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC: {cores} cores, Linux "
         f"{platform.release()}, Python {platform.python_version()}; {options.files} safetensors files, "
-        f"{options.bytes / 1e9:.1f} GB of random bytes, into a tmpfs; {options.rounds} rounds, {threads} threads; load of the machine "
+        f"{options.bytes / 1e9:.1f} GB of random bytes (in the page cache: {cached / 1e9:.1f}), into a tmpfs; {options.rounds} rounds, {threads} threads; load of the machine "
         f"when it began: {load:.1f}.",
         "",
         "## From disk, nothing in the page cache",
@@ -260,7 +285,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "",
         *table(from_cache, "`xargs -P16 cp`"),
         "",
-        f"Without hashing (`gpuctl stage --no-hash`) stage.py gives {plain:.2f} of `xargs -P16 cp` (aim: 1).",
+        f"Without hashing (`gpuctl stage --no-hash`) stage.py gives {plain:.2f} of `xargs -P16 cp` (aim: 1). With every SHA-256 "
+        f"compared it gives {hashed / checked:.2f} of the same `cp` followed by `sha256sum`; the cores together hash "
+        f"{hashing / 1e9:.1f} GB/s here when they do nothing else.",
         "",
         "## Memory",
         "",
