@@ -178,6 +178,11 @@ class Reader:
         stage, name = self.stage(), self._engine_name(self._start)
         return verdict.title(self._engines[name].stages, stage) if name and stage else ""
 
+    def dying(self) -> bool:
+        """Whether a line so far says that the server goes down, and none that it was told to."""
+        name = self._engine_name(self._start)
+        return name is not None and bool(self._start.dead.get(name)) and not self._start.told.get(name)
+
     def diagnosis(self, *, exit_status: int | None = None, running: bool | None = None) -> Diagnosis:
         for raw in self._sieve.close():
             self._line(raw)

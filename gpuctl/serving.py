@@ -220,6 +220,8 @@ def take_down(up: Up, supervisor: Supervisor) -> UnitState | None:
 
 
 def _stop(up: Up, supervisor: Supervisor) -> UnitState | None:
+    if up.log is not None:
+        up.log.going = True
     try:
         return supervisor.stop(up.unit)
     finally:
@@ -231,13 +233,17 @@ def _stop(up: Up, supervisor: Supervisor) -> UnitState | None:
 
 
 class Log:
-    """A server's log as it comes: kept in a file, its stages told once each, and asked at the end why it ended."""
+    """A server's log as it comes: kept in a file, its stages told once each, and asked at the end why it ended.
+
+    That it goes down is told when its log says so: SGLang lives on for five seconds after it has lost a process.
+    """
 
     def __init__(self, server: Server, name: str, path: Path, tell: Tell) -> None:
         known = server.engine if server.engine in diagnosis.engines() else None
         self.reader = diagnosis.Reader(known)
         self.file = path.open("w", encoding="utf-8")
         self.name, self.tell, self.title = name, tell, ""
+        self.going = False  # down: it was told, or it is we who stop it
         self.reading = threading.Lock()  # the log comes in a thread of its own
 
     def take(self, text: str) -> None:
@@ -248,9 +254,13 @@ class Log:
             self.file.flush()
             self.reader.feed(text.encode())
             title = self.reader.title()
+            dying = self.reader.diagnosis(running=False) if self.reader.dying() and not self.going else None
         if title and title != self.title:
             self.title = title
             self.tell("stage", server=self.name, stage=title)
+        if dying is not None:
+            self.going = True
+            self.tell("dying", server=self.name, why=dying.causes[0].summary if dying.causes else "")
 
     def close(self) -> None:
         with self.reading:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 
 from gpuctl import plugins
 from gpuctl.config import Server
 from gpuctl.engines import Launch
-from gpuctl.serving import StartFailed, bring_up, take_down
+from gpuctl.serving import Log, StartFailed, bring_up, take_down
 from gpuctl.store import Run
 from gpuctl.supervision import Processes
 from gpuctl.transport import Local
@@ -91,3 +92,35 @@ def test_a_server_that_talks_nonsense_is_not_measured(supervisor, tmp_path):
         brought_up(supervisor, tmp_path, known_answer={"The capital of Italy is": "Rome"})
     assert error.value.failure.kind == "wrong_answer"
     assert [unit.running for unit in supervisor.status()[0]] == [False]
+
+
+def told_of(log: str, tmp_path, *, stopped_by_us=False) -> list[tuple[str, str]]:
+    """(line that had just come, what was told) while a log comes line by line."""
+    told: list[tuple[str, str]] = []
+    line = ""
+    server = Server(engine="sglang", model="m", program=["python3"], port=30000, ready_within_s=60)
+    reading = Log(
+        server, "s", tmp_path / "log", lambda event, **facts: event == "dying" and told.append((line, facts["why"]))
+    )
+    reading.going = stopped_by_us
+    for line in log.splitlines(keepends=True):
+        reading.take(line)
+    reading.close()
+    return told
+
+
+KILLED = Path(__file__).parent / "logs/sglang/scheduler-killed-while-serving.txt"
+
+
+def test_a_server_that_goes_down_is_told_of_when_its_log_says_so_and_once(tmp_path):
+    ((line, why),) = told_of(KILLED.read_text().split("---\n", 1)[1], tmp_path)
+    assert "Subprocess scheduler_0 (pid=1653) crashed" in line
+    assert "ended from outside with SIGKILL" in why
+
+
+def test_a_server_that_is_told_to_stop_is_not_going_down(tmp_path):
+    log = KILLED.read_text().split("---\n", 1)[1]
+    before, after = log.split("[2026-11-30 16:56:01] Subprocess", 1)
+    asked = "[2026-11-30 16:56:01] SIGTERM received. signum=None frame=None. Draining requests and shutting down...\n"
+    assert told_of(before + asked + "[2026-11-30 16:56:01] Subprocess" + after, tmp_path) == []
+    assert told_of(log, tmp_path, stopped_by_us=True) == []

@@ -54,6 +54,7 @@ from typing import Any
 
 VERSION = "1"
 RANGE = 4 << 20
+PIECE = 1 << 20  # read, written and hashed at a time out of the page cache
 STEP = 16  # ranges that are copied at once where nothing but the kernel touches them
 BLOCK = 4096  # what O_DIRECT is aligned to
 MANIFEST = "MANIFEST.json"
@@ -929,7 +930,7 @@ class _Opened:
                 if error.errno not in (errno.EINVAL, errno.ENOSYS):
                     raise
                 self.sendfile = False
-        return self.read(self.fd, copy, at, min(length, 1 << 20), buffer, sums)
+        return self.read(self.fd, copy, at, min(length, PIECE), buffer, sums)
 
     def past_cache(self, copy, at, length, buffer, sums):
         try:
@@ -1321,9 +1322,9 @@ class Filling:
             self.fail(self.in_words(error, part))
 
     def take(self):
-        """The next thing to do, with the lock held: (part, first range to copy, how many, whether its hash can follow at
-        once), or (part, 0, 0, True): hash what is there; it goes first, and so keeps up. None: nothing, for the moment or
-        for good.
+        """The next thing to do, with the lock held: (part, first range to copy, how many, whether its hash can follow
+        at once), or (part, 0, 0, True): hash what is there; it goes first, and so keeps up. None: nothing, for the
+        moment or for good.
         """
         if self.trouble:
             return None
@@ -1405,7 +1406,7 @@ class Filling:
             offset, length = part.span(part.hashed)
             at, end = offset, offset + length
             while at < end:
-                got = os.preadv(part.copy.fd, [buffer[: min(end - at, 1 << 20)]], at)
+                got = os.preadv(part.copy.fd, [buffer[: min(end - at, PIECE)]], at)
                 if not got:
                     raise Bad("room", "%s became shorter while it was copied: somebody else writes there" % part.path)
                 for one in part.sums.values():

@@ -68,6 +68,10 @@ class Mending:
     def on_stage(self, server: str, stage: str) -> None:
         self.passing(f"{stage} ...")
 
+    def on_dying(self, server: str, why: str) -> None:
+        self._clear()
+        self.print(f"  {server} is going down{f': {why}' if why else ''}")
+
     def on_progress(self, row: Mapping[str, Any]) -> None:
         """Of staging: bytes, rate and time left."""
         from gpuctl.agent.stage import size_of
