@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
@@ -386,6 +387,48 @@ def test_a_cache_in_memory_is_lost_and_said(tmp_path):
 
 
 # -- filling: cut off at any point, gone on with, the bytes are the same
+
+
+def test_buffers_are_where_the_disk_can_write_into_huge_pages():
+    for size in (1 << 20, program.RANGE, (5 << 20) + 4096):
+        buffer = program.in_huge_pages(size)
+        assert len(buffer) == size
+        assert ctypes.addressof(ctypes.c_char.from_buffer(buffer)) % program.HUGE == 0
+        buffer[-1] = 1
+
+
+def pages_cached(path) -> int:
+    """cachestat(2): pages of a file in the page cache."""
+    span, found = (ctypes.c_uint64 * 2)(0, 0), (ctypes.c_uint64 * 5)()
+    with open(path, "rb") as file:
+        if ctypes.CDLL(None).syscall(451, file.fileno(), ctypes.byref(span), ctypes.byref(found), 0) != 0:
+            pytest.skip("a kernel without cachestat")
+    return int(found[0])
+
+
+@pytest.mark.parametrize("hashed", [True, False])
+def test_what_comes_from_a_disk_leaves_nothing_in_the_page_cache(tmp_path, hashed):
+    source = tmp_path / "source"
+    source.mkdir()
+    with open(source / "f", "wb") as file:
+        file.write(random.Random(1).randbytes(3 * program.RANGE))
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    before = pages_cached(source / "f")
+    if before > 4:
+        pytest.skip("a file system that cannot forget")
+    try:
+        os.close(os.open(source / "f", os.O_RDONLY | os.O_DIRECT))
+    except OSError:
+        pytest.skip("a file system without O_DIRECT")
+    seen = os.stat(source / "f")
+    entry = {"path": "f", "size": seen.st_size, "digest": None, "mtime_ns": seen.st_mtime_ns}
+    copy = tmp_path / "copy"
+    filling = Filling(str(copy), [entry], Folder({"path": str(source)}), Teller(True, 1e9), hashed)
+    filling.resume()
+    filling.run(4, lambda left: None)
+    assert pages_cached(source / "f") <= before, "asking what is there brings nothing there that stays"
+    assert (copy / "f").read_bytes() == (source / "f").read_bytes()
 
 
 class CutOff(Folder):

@@ -1,11 +1,11 @@
 """Servers killed on purpose in the middle of a campaign under a real SGLang, then gpuctl itself.
 
-    python -m tests.gpu.killed OUT          needs SGLang and its models (inventory/)
+    python -m tests.gpu.killed OUT [--first]          needs SGLang and its models (inventory/)
 
 The phase `killed` runs. SGLang's scheduler, a child of the server that we started, is killed (SIGKILL) while the first
 cell is measured; it is killed again in its second try and, that time the server itself, in its third. Then gpuctl is
 killed in the middle of the second server, goes on, and tries what failed again. OUT gets the run folder, what gpuctl said,
-and killed.json. Exit status 1 when something was not as it has to be.
+and killed.json. `--first`: only the first one is killed. Exit status 1 when something was not as it has to be.
 """
 
 from __future__ import annotations
@@ -148,10 +148,15 @@ def all_records(campaign: Campaign, server: str) -> dict[str, Any]:
     }
 
 
-def play(campaign: Campaign) -> None:
+def play(campaign: Campaign, first_only: bool) -> None:
     others = [int(line.split()[0]) for line in left()]
     process = campaign.start()
     campaign.kill(1, "scheduler", process)
+    if first_only:
+        process.terminate()
+        campaign.must("interrupted, it exits with 4", process.wait(60) == 4)
+        campaign.must("nothing is left running", not left(others), left=left(others))
+        return
     campaign.kill(2, "scheduler", process)
     campaign.kill(3, "server", process)
     campaign.wait("the next server", lambda: campaign.count("server_ready") >= 5, process)
@@ -203,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out.mkdir(parents=True, exist_ok=True)
     campaign, began = Campaign(out), time.monotonic()
     try:
-        play(campaign)
+        play(campaign, "--first" in words)
     except (RuntimeError, subprocess.TimeoutExpired) as error:
         campaign.must(str(error), False)
     document = {"noticed": campaign.noticed, "wrong": campaign.wrong, "s": round(time.monotonic() - began, 1)}

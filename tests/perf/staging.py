@@ -4,10 +4,10 @@
 
 Cold: the page cache has none of the files. stage.py hashes every byte on the way; the others do not (rclone compares
 nothing for local files either, when told to transfer by size). "Direct reads" is what the disk gives: the same files read by as
-many threads past the page cache into nothing; "and SHA-256" is that with every byte hashed, which nothing that verifies can
+many threads past the page cache into nothing, in huge pages as stage.py has them; "and SHA-256" is that with every byte hashed, which nothing that verifies can
 be faster than here. Warm: all of them are in the page cache (`--cached`: the size of that model). All fill a folder of a
-tmpfs that is empty before. Rounds go through all contenders in turn; the medians are compared. Memory is the highest of RssAnon +
-RssFile of stage.py's process: what it holds beside the model itself. `--write` puts it into docs/staging.md.
+tmpfs that is empty before. Rounds go through all contenders in turn; the medians are compared. Memory is the highest VmRSS of
+stage.py's process: what it holds beside the model itself, which it does not map. `--write` puts it into docs/staging.md.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from gpuctl.agent.stage import RANGE, in_huge_pages
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "staging.md"
@@ -78,15 +80,15 @@ def remember(folder: Path) -> None:
                 pass
 
 
-def direct_reads(source: Path, _: Path, threads: int, *, hashed: bool = False) -> None:
-    """All files, in ranges of 8 MiB, by several threads past the page cache, into a buffer that is thrown away."""
+def direct_reads(source: Path, _: Path, threads: int, *, hashed: bool = False, huge: bool = True) -> None:
+    """All files, in ranges of 4 MiB, by several threads past the page cache, into a buffer that is thrown away."""
     ranges = [
-        (path, at) for path in sorted(source.glob("*.safetensors")) for at in range(0, path.stat().st_size, 8 << 20)
+        (path, at) for path in sorted(source.glob("*.safetensors")) for at in range(0, path.stat().st_size, RANGE)
     ]
     lock, left = threading.Lock(), iter(ranges)
 
     def work() -> None:
-        buffer, opened = mmap.mmap(-1, 8 << 20), {}
+        buffer, opened = in_huge_pages(RANGE) if huge else memoryview(mmap.mmap(-1, RANGE)), {}
         while True:
             with lock:
                 one = next(left, None)
@@ -97,7 +99,7 @@ def direct_reads(source: Path, _: Path, threads: int, *, hashed: bool = False) -
                 opened[path] = os.open(path, os.O_RDONLY | os.O_DIRECT)
             got = os.preadv(opened[path], [buffer], at)
             if hashed:
-                hashlib.sha256(memoryview(buffer)[:got]).digest()
+                hashlib.sha256(buffer[:got]).digest()
         for fd in opened.values():
             os.close(fd)
 
@@ -129,7 +131,7 @@ class Staged:
         while process.poll() is None:
             try:
                 status = Path(f"/proc/{process.pid}/status").read_text()
-                own = re.findall(r"^(?:RssAnon|RssFile):\s+(\d+) kB", status, re.M)
+                own = re.findall(r"^VmRSS:\s+(\d+) kB", status, re.M)
                 self.peak = max(self.peak, sum(map(int, own)) * 1024)
             except OSError:
                 pass
@@ -159,6 +161,8 @@ def contenders(threads: int) -> tuple[dict[str, Callable], dict[str, Callable]]:
         "stage.py, SHA-256 of every file": Staged(True),
         "direct reads into nothing": direct_reads,
         "direct reads into nothing and SHA-256": functools.partial(direct_reads, hashed=True),
+        "direct reads into nothing, buffers in pages of 4 KiB": functools.partial(direct_reads, huge=False),
+        "stage.py, without SHA-256": Staged(False),
         "`cp -r`": command('cp -r "$1" "$2/m"'),
         f"`xargs -P{threads} cp`": command(COPY),
         f"`xargs -P{threads} cp`, then `sha256sum` as many at a time": command(COPY + CHECK),
