@@ -4,9 +4,9 @@
 
 Cold: the page cache has none of the files. stage.py hashes every byte on the way; the others do not (rclone compares
 nothing for local files either, when told to transfer by size). "Direct reads" is what the disk gives: the same files read by as
-many threads past the page cache into nothing, in huge pages as stage.py has them; "and SHA-256" is that with every byte hashed, which nothing that verifies can
-be faster than here. Warm: all of them are in the page cache (`--cached`: the size of that model). All fill a folder of a
-tmpfs that is empty before. Rounds go through all contenders in turn; the medians are compared. Memory is the highest VmRSS of
+many threads past the page cache into nothing, in huge pages as stage.py has them; "and SHA-256" is that with every byte
+hashed, which nothing that verifies can be faster than here. Warm: all of them are in the page cache (`--cached`: the size of that model). All fill a folder of a
+tmpfs that is empty before. Rounds go through all contenders in turn, forwards and backwards; the medians are compared. Memory is the highest VmRSS of
 stage.py's process: what it holds beside the model itself, which it does not map. `--write` puts it into docs/staging.md.
 """
 
@@ -183,26 +183,35 @@ def contenders(threads: int) -> tuple[dict[str, Callable], dict[str, Callable]]:
     return cold, warm
 
 
+def settle(memory: str, size: int) -> None:
+    """So much memory is the machine's: a virtual one gives what is free back to its host, and gets it again page by page
+    while whoever comes next is timed."""
+    with tempfile.TemporaryFile(dir=memory) as file:
+        piece = bytes(16 << 20)
+        for _ in range(-(-size // len(piece))):
+            file.write(piece)
+
+
 def measure(
     which: dict[str, Callable], source: Path, memory: str, rounds: int, threads: int, warm: bool
 ) -> dict[str, list[float]]:
-    """Bytes a second of each contender, by round. Each starts with an empty folder."""
+    """Bytes a second of each contender, by round. Each starts with an empty folder; every other round goes backwards."""
     total = sum(path.stat().st_size for path in source.iterdir())
     rates: dict[str, list[float]] = {name: [] for name in which}
-    for turn in range(rounds + 1):
-        for name, run in [*which.items()][: None if turn else 1]:
+    for turn in range(1, rounds + 1):
+        for name, run in [*which.items()][:: 1 if turn % 2 else -1]:
             with tempfile.TemporaryDirectory(prefix="gpuctl-perf-", dir=memory) as to:
                 remember(source) if warm else forget(source)
+                settle(memory, total)
                 began = time.perf_counter()
                 run(source, Path(to), threads)
                 took = time.perf_counter() - began
-            if turn:  # the first time the machine warms up
-                rates[name].append(total / took)
-                print(
-                    f"{'warm' if warm else 'cold'} {turn}/{rounds} {name}: {total / took / 1e9:.2f} GB/s",
-                    file=sys.stderr,
-                    flush=True,
-                )
+            rates[name].append(total / took)
+            print(
+                f"{'warm' if warm else 'cold'} {turn}/{rounds} {name}: {total / took / 1e9:.2f} GB/s",
+                file=sys.stderr,
+                flush=True,
+            )
     return rates
 
 
