@@ -115,6 +115,23 @@ def test_undo_leads_to_what_was_there_before_us(place, tmp_path):
     assert not place(*entries, undo=True)["changed"]
 
 
+def test_undo_leads_there_also_after_a_later_version_that_could_not_be_placed(place, tmp_path):
+    file = tmp_path / "f"
+    file.write_text("theirs")
+    place({"path": str(file), "text": "first"})
+    # nothing can be written below /proc, and that is found out when the first file is written already
+    bad = place({"path": str(file), "text": "second"}, {"path": "/proc/no/g", "text": ""})
+    assert bad["msg"] == "/proc/no/g: No such file or directory; nothing is placed"
+    assert file.read_text() == "first"
+    assert place({"path": str(file), "text": ""}, undo=True)["changed"]
+    assert file.read_text() == "theirs"
+    place({"path": str(file), "text": "first"})
+    place({"path": str(file), "text": "second"}, {"path": "/proc/no/g", "text": ""})
+    place({"path": str(file), "text": "second"})
+    place({"path": str(file), "text": ""}, undo=True)
+    assert file.read_text() == "theirs"
+
+
 def test_undo_leaves_alone_what_somebody_changed_since(place, tmp_path):
     file = tmp_path / "f"
     file.write_text("theirs")

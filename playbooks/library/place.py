@@ -166,14 +166,20 @@ class Journal:
 
     def placed(self, path, before, before_owner, after):
         known = self.entries.get(path)
-        if known and known["placed"] == sha256(before):
-            known["placed"] = sha256(after)  # undo leads to what was there before us, not to our last version
+        if known and self.is_ours(path, before):
+            # Undo leads to what was there before us, not to our last version. That one is known still: what is noted
+            # here may not come to be.
+            known.update(placed=sha256(after), earlier=sha256(before))
         else:
             backup = None
             if before is not None:
                 backup = os.path.join(self.folder, "%s.%s" % (path.strip("/").replace("/", "_"), sha256(before)[:16]))
                 put(backup, before, (0o600, None, None))
             self.entries[path] = {"placed": sha256(after), "backup": backup, "owner": before_owner}
+
+    def is_ours(self, path, data):
+        entry = self.entries[path]
+        return sha256(data) in (entry["placed"], entry.get("earlier"))
 
     def before(self, path):
         """(bytes or None, owner) from before us."""
@@ -202,7 +208,7 @@ def planned(entry, journal, undo):
         then, then_owner = journal.before(path)
         if then == now:
             return None
-        if sha256(now) != journal.entries[path]["placed"]:
+        if not journal.is_ours(path, now):
             where = journal.entries[path]["backup"] or "nothing"
             raise Failed("%s was changed by somebody since; it is left alone (before us: %s)" % (path, where))
         return path, now, now_owner, then, tuple(then_owner) if then_owner else None
@@ -421,10 +427,14 @@ def carry_out(plans, journal, undo):
         if undo:
             journal.save()
     except (OSError, Failed) as error:
-        for path, now, now_owner in reversed(done):
-            put(path, now, now_owner or (0o644, None, None))
         words = "%s: %s" % (path, error.strerror) if isinstance(error, OSError) else str(error)
-        raise Failed("%s; nothing is placed" % words) from None
+        stay = []
+        for put_already, now, now_owner in reversed(done):
+            try:
+                put(put_already, now, now_owner or (0o644, None, None))
+            except OSError as again:
+                stay.append("%s is changed all the same (%s)" % (put_already, again.strerror))
+        raise Failed("%s; %s" % (words, "; ".join(stay) or "nothing is placed")) from None
 
 
 def main():
