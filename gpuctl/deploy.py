@@ -172,7 +172,7 @@ def placer(
             file = unit_of(start, server, models=models, argv=(first, *start.argv[1:]))
         except CannotRender as error:
             raise SupervisionError(f"{start.unit}: {error}") from None
-        for trap in (*nccl.lint(start.env), *_conf_traps(way)):
+        for trap in (*nccl.lint(start.env), *conf_traps(way, start.env, server.user)):
             if trap.severity is Severity.CRITICAL:
                 raise SupervisionError(f"{start.unit}: {trap.summary}; {trap.advice}")
             on_trap(start.unit, trap)
@@ -221,16 +221,22 @@ def _stale(unit: str, way: Transport) -> bool:
     return re.search(r"^NeedDaemonReload=no$", said, re.M) is None or "UnitFileState=enabled" in said
 
 
-def _conf_traps(way: Transport) -> tuple[Finding, ...]:
-    """What is wrong with the machine's own nccl.conf, which counts for every server there."""
-    script = 'for f in /etc/nccl.conf ~/.nccl.conf; do [ -f "$f" ] && echo "== $f" && cat "$f"; done; :'
-    said = way.run(["sh", "-c", script], timeout=30).text
-    parts = re.split(r"^== (/.*)$", said, flags=re.M)[1:]
-    return tuple(
-        trap
-        for file, text in zip(parts[::2], parts[1::2], strict=True)
-        for trap in nccl.lint_conf(text.removeprefix("\n"), file)
+def conf_traps(way: Transport, env: Mapping[str, str], user: str | None) -> tuple[Finding, ...]:
+    """What is wrong with the machine's own nccl.conf, which count for every server there that does not set the same.
+
+    NCCL reads the one that NCCL_CONF_FILE names, else that of the user, and then that of the machine.
+    """
+    script = (
+        'home=$(getent passwd "${2:-$(id -un)}" | cut -d: -f6); '
+        'for f in "${1:-$home/.nccl.conf}" /etc/nccl.conf; do [ -f "$f" ] && echo "== $f" && cat "$f" && echo; done; :'
     )
+    said = way.run(["sh", "-c", script, "sh", env.get("NCCL_CONF_FILE", ""), user or ""], timeout=30).text
+    parts = re.split(r"^== (/.*)\n", said, flags=re.M)[1:]
+    known, found = dict(env), []
+    for file, text in zip(parts[::2], parts[1::2], strict=True):
+        found += nccl.lint_conf(text, file, known)
+        known = nccl.conf_values(text) | known
+    return tuple(found)
 
 
 # A set that reaches beyond what the guest may use is cut down by the kernel without a word.

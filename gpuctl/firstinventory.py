@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuctl.box import Snapshot, Unknown
-from gpuctl.facts import proxmox
+from gpuctl.facts import nvidia, proxmox
 
 _HERE = r"""
 for d in ~/.cache/huggingface/hub/models--*/snapshots/* ~/models/* /models/* /opt/models/* /srv/models/* \
@@ -123,8 +123,7 @@ def seen(snapshot: Snapshot, name: str) -> Seen:
     """Reads the probe's answers."""
     here, inside = _looked(snapshot)
     node = snapshot.role == "node"
-    answers = snapshot.mapping("nvml").get("root")
-    gpus = [gpu for gpu in (answers or {}).get("gpus") or () if isinstance(gpu, Mapping)]
+    gpus = [gpu for gpu in nvidia.answers(snapshot).get("gpus") or () if isinstance(gpu, Mapping)]
     sizes = [gpu["memory_bytes"].get("total") for gpu in gpus if isinstance(gpu.get("memory_bytes"), Mapping)]
     guests = []
     for vmid, guest in sorted((snapshot.get(proxmox.CONFS) or {}).items() if node else ()):

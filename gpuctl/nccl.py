@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuctl.finding import Finding, Layer, Severity
 from gpuctl.spelling import nearest
@@ -43,6 +43,7 @@ PROFILES: Mapping[str, Profile] = {
 }
 
 LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
+LEVEL_OF = ("NCCL_P2P_LEVEL", "NCCL_NET_GDR_LEVEL")  # variables that are read so (ncclGetLevel in paths.cc)
 OLD_LEVELS = ("LOC", "PIX", "PXB", "PHB", "SYS", "SYS")
 PROTOCOLS = ("LL", "LL128", "Simple")
 ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
@@ -108,13 +109,29 @@ def lint(env: Mapping[str, str], *, nvlink: bool | None = None) -> tuple[Finding
     return tuple(_lint(env, nvlink))
 
 
-def lint_conf(text: str, file: str) -> tuple[Finding, ...]:
-    """What is wrong with an nccl.conf: NCCL trims nothing, so a space becomes part of the name or of the value."""
+def conf_values(text: str) -> dict[str, str]:
+    """The variables an nccl.conf sets: of one that stands there twice the first counts, as in NCCL."""
+    found: dict[str, str] = {}
+    for _, name, equals, value in _conf_lines(text):
+        if equals:
+            found.setdefault(name, value)
+    return found
+
+
+def _conf_lines(text: str) -> Iterator[tuple[int, str, str, str]]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.startswith("#") and line.strip():
+            yield (number, *line.partition("="))
+
+
+def lint_conf(text: str, file: str, env: Mapping[str, str] | None = None) -> tuple[Finding, ...]:
+    """What is wrong with an nccl.conf for a server with these variables, which win over the file's.
+
+    NCCL trims nothing: a space, or the carriage return of another system, becomes part of the name or of the value.
+    """
     found = []
-    for number, line in enumerate(text.splitlines(), 1):
-        name, equals, value = line.partition("=")
-        if line.startswith("#") or not line.strip():
-            continue
+    for number, name, equals, value in _conf_lines(text):
+        line = f"{name}{equals}{value}"
         if not equals:
             found.append(
                 _finding(f"{file} line {number} has no `=` and is skipped: {line.strip()}", [line], "NAME=value")
@@ -122,6 +139,11 @@ def lint_conf(text: str, file: str) -> tuple[Finding, ...]:
         elif name != name.strip() or value != value.strip():
             what = f"{file} line {number} sets a variable {name!r} to {value!r}: NCCL keeps the spaces"
             found.append(_finding(what, [line], f"{name.strip()}={value.strip()}"))
+    own = dict(env or {})
+    # a name or value with a space is named above
+    whole = {name: value for name, value in conf_values(text).items() if (name + value).split() == [name + value]}
+    without = lint(own)
+    found += [replace(trap, summary=f"{file}: {trap.summary}") for trap in lint(whole | own) if trap not in without]
     return tuple(found)
 
 
@@ -143,8 +165,16 @@ def _lint(env: Mapping[str, str], nvlink: bool | None) -> Iterator[Finding]:
             yield _finding(f"{name} is no variable of NCCL 2.30, and would be ignored without a word", seen, hint)
         elif short in NUMERIC and (problem := _number(value)):
             yield _finding(f"{name}={value} {problem}", seen, f"{name}=<number>, as 0, 1 or 0x10")
-    if (level := env.get("NCCL_P2P_LEVEL")) is not None:
-        yield from _level(level, env)
+    for variable in LEVEL_OF:
+        if (level := env.get(variable)) is not None:
+            yield from _level(variable, level)
+    if (off := env.get("NCCL_P2P_DISABLE", "").strip()) == "1" and "NCCL_P2P_LEVEL" in env:
+        seen = [f"NCCL_P2P_LEVEL={env['NCCL_P2P_LEVEL']}", "NCCL_P2P_DISABLE=1"]
+        yield _finding("NCCL_P2P_DISABLE=1 wins over NCCL_P2P_LEVEL", seen, "keep one of them")
+    elif re.fullmatch(r"[2-9]|[1-9]\d+|-\d+", off):
+        yield _finding(
+            f"NCCL_P2P_DISABLE={off} disables nothing: only 1 does", [f"NCCL_P2P_DISABLE={off}"], "NCCL_P2P_DISABLE=1"
+        )
     yield from _list("NCCL_PROTO", env.get("NCCL_PROTO"), PROTOCOLS)
     yield from _list("NCCL_ALGO", env.get("NCCL_ALGO"), ALGORITHMS)
     yield from _protocol(env.get("NCCL_PROTO"), nvlink)
@@ -169,19 +199,15 @@ def _value(text: str | None) -> int | None:
     return int(text) if text is not None and re.fullmatch(r"\d+", text) else None
 
 
-def _level(level: str, env: Mapping[str, str]) -> Iterator[Finding]:
-    seen = [f"NCCL_P2P_LEVEL={level}"]
+def _level(variable: str, level: str) -> Iterator[Finding]:
+    seen = [f"{variable}={level}"]
     if level[:1].isdecimal():
         number = _value(level)
         means = OLD_LEVELS[min(number, 5)] if number is not None else "cut off at the first letter"
-        yield _finding(
-            f"NCCL_P2P_LEVEL={level} means {means}", seen, "write the name: " + " ".join(LEVELS), Severity.INFO
-        )
+        yield _finding(f"{variable}={level} means {means}", seen, "write the name: " + " ".join(LEVELS), Severity.INFO)
     elif level not in LEVELS:
-        right = f"NCCL_P2P_LEVEL={level.upper()}" if level.upper() in LEVELS else "one of " + " ".join(LEVELS)
-        yield _finding(f"NCCL_P2P_LEVEL={level} is ignored: levels are compared letter by letter", seen, right)
-    if env.get("NCCL_P2P_DISABLE", "").strip() == "1":
-        yield _finding("NCCL_P2P_DISABLE=1 wins over NCCL_P2P_LEVEL", [*seen, "NCCL_P2P_DISABLE=1"], "keep one of them")
+        right = f"{variable}={level.upper()}" if level.upper() in LEVELS else "one of " + " ".join(LEVELS)
+        yield _finding(f"{variable}={level} is ignored: levels are compared letter by letter", seen, right)
 
 
 def _entries(text: str) -> Iterator[tuple[str | None, bool, list[str]]]:

@@ -10,7 +10,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from gpuctl.box import Snapshot, Unknown
-from gpuctl.facts import pci, pcie
+from gpuctl.facts import nvidia, pci, pcie
 from gpuctl.facts.pcie import Function, Port
 from gpuctl.tuning import numa_nodes
 
@@ -86,8 +86,7 @@ class Topology:
 def topology(node: Snapshot) -> Topology:
     """What the snapshot of a machine says. Raises Unknown where it has no PCIe tree."""
     tree = node[pcie.TREE]
-    answers = node.mapping("nvml").get("root")
-    nvml: Mapping[str, Any] = answers if isinstance(answers, Mapping) else {}
+    nvml = nvidia.answers(node)
     gpus = _gpus(tree, nvml)
     branches = [_branch(function, tree, gpus) for function in tree.values() if function.parent not in tree]
     branches = [branch for branch in branches if any(branch.gpus())]
@@ -202,9 +201,10 @@ def _link(branch: Branch) -> tuple[str, str]:
     width = f"x{function.width} of x{function.width_max}" if narrow else f"x{function.width}"
     speed = f"{function.speed:g} of {function.speed_max:g} GT/s" if slow else f"{function.speed:g} GT/s"
     # A GPU that rests lets its link fall back to 2.5 GT/s, on both ends; its width stays.
-    resting = all(gpu.resting for gpu in branch.gpus())
-    note = " (at rest)" if slow and resting else ""
-    wrong = "narrow" if narrow else "slow" if slow and not resting and branch.gpu is not None else ""
+    states = {gpu.resting for gpu in branch.gpus()}
+    note = " (at rest)" if slow and states == {True} else ""
+    works = branch.gpu is not None and states == {False}  # where nobody said, it may be at rest
+    wrong = "narrow" if narrow else "slow" if slow and works else ""
     return f"{width} {speed}{note}", wrong
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from gpuctl import remedies
 from gpuctl.box import Box, Snapshot, Unknown
-from gpuctl.facts import access, pci, pcie, proxmox
+from gpuctl.facts import access, nvidia, pci, pcie, proxmox
 from gpuctl.facts.pcie import Function, Port
 
 PROFILES = ("none", "latency", "throughput")
@@ -154,8 +154,7 @@ def _huge_pages(node: Snapshot, profile: str) -> Iterator[Setting]:
 
 
 def _gpus(node: Snapshot) -> Sequence[Mapping[str, Any]]:
-    answers = node.mapping("nvml").get("root")
-    gpus = answers.get("gpus") if isinstance(answers, Mapping) else None
+    gpus = nvidia.answers(node).get("gpus")
     return [gpu for gpu in gpus if isinstance(gpu, Mapping) and gpu.get("bus")] if isinstance(gpus, list) else []
 
 
@@ -187,7 +186,7 @@ def _power(node: Snapshot, watts: int) -> Iterator[Setting]:
         bus, limits = pci.normal_address(str(gpu["bus"])), gpu.get("power_limit_range_mw")
         if not isinstance(limits, list) or len(limits) != 2:
             raise CannotTune(f"power: GPU {bus} does not say its range")
-        low, high = (int(limit) // 1000 for limit in limits)
+        low, high = -(-int(limits[0]) // 1000), int(limits[1]) // 1000
         if not low <= watts <= high:
             raise CannotTune(
                 f"power: {watts} W is outside of what GPU {bus} ({gpu.get('name')}) takes: {low} to {high} W"

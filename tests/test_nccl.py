@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuctl import nccl
+from gpuctl import deploy, nccl
 from gpuctl.finding import Severity
+from gpuctl.transport import Local
 
 
 def said(env, **known):
@@ -18,6 +19,8 @@ def said(env, **known):
     ("env", "what"),
     [
         ({"NCCL_P2P_LEVEL": "sys"}, "NCCL_P2P_LEVEL=sys is ignored"),
+        ({"NCCL_NET_GDR_LEVEL": "phb"}, "NCCL_NET_GDR_LEVEL=phb is ignored"),
+        ({"NCCL_P2P_DISABLE": "2"}, "NCCL_P2P_DISABLE=2 disables nothing: only 1 does"),
         ({"NCCL_P2P_LEVEL": "FOO"}, "NCCL_P2P_LEVEL=FOO is ignored"),
         ({"NCCL_P2P_LEVEL": "2"}, "NCCL_P2P_LEVEL=2 means PXB"),
         ({"NCCL_P2P_LEVEL": "9"}, "NCCL_P2P_LEVEL=9 means SYS"),
@@ -91,6 +94,38 @@ def test_spaces_in_nccl_conf_are_named():
     ]
 
 
+def test_what_an_nccl_conf_sets_has_the_same_traps_but_where_the_server_sets_it_itself():
+    text = "NCCL_P2P_LEVEL=sys\nNCCL_P2P_LEVEL=SYS\nNCCL_ALGO=Tree\nNCCL_SHM_DISABLE=true\n"
+    found = [trap.summary for trap in nccl.lint_conf(text, "/etc/nccl.conf")]
+    assert found == [
+        "/etc/nccl.conf: NCCL_SHM_DISABLE=true is read as 0: NCCL knows numbers only",
+        "/etc/nccl.conf: NCCL_P2P_LEVEL=sys is ignored: levels are compared letter by letter",  # the first one counts
+        "/etc/nccl.conf: NCCL_ALGO=Tree leaves Broadcast, Reduce, AllGather, ReduceScatter without an algorithm: NCCL "
+        "ends when asked for one",
+    ]
+    mine = {"NCCL_P2P_LEVEL": "SYS", "NCCL_ALGO": "Ring", "NCCL_SHM_DISABLE": "0"}
+    assert nccl.lint_conf(text, "/etc/nccl.conf", mine) == ()
+    both = nccl.lint_conf("NCCL_P2P_LEVEL=SYS\n", "/etc/nccl.conf", {"NCCL_P2P_DISABLE": "1"})
+    assert [trap.summary for trap in both] == ["/etc/nccl.conf: NCCL_P2P_DISABLE=1 wins over NCCL_P2P_LEVEL"]
+
+
+def test_an_nccl_conf_of_another_system_is_named():
+    (found,) = nccl.lint_conf("NCCL_P2P_LEVEL=SYS\r\n", "/etc/nccl.conf")
+    assert "line 1 sets a variable 'NCCL_P2P_LEVEL' to 'SYS\\r'" in found.summary
+
+
+def test_the_nccl_conf_that_the_server_would_read_is_read(tmp_path):
+    conf = tmp_path / "nccl.conf"
+    conf.write_text("NCCL_P2P_LEVEL=sys\nNCCL_DEBUG=INFO")
+
+    def of_it(env, user=None):  # the machine may have one of its own
+        found = deploy.conf_traps(Local(), {"NCCL_CONF_FILE": str(conf), **env}, user)
+        return [trap.summary.removeprefix(f"{conf}: ") for trap in found if trap.summary.startswith(str(conf))]
+
+    assert of_it({}) == ["NCCL_P2P_LEVEL=sys is ignored: levels are compared letter by letter"]
+    assert of_it({"NCCL_P2P_LEVEL": "SYS"}, "nobody") == []
+
+
 @given(
     st.dictionaries(
         st.sampled_from(["NCCL_ALGO", "NCCL_PROTO", "NCCL_P2P_LEVEL", "NCCL_BUFFSIZE", "NCCL_X"]), st.text()
@@ -98,4 +133,10 @@ def test_spaces_in_nccl_conf_are_named():
 )
 def test_any_value_is_read(env):
     for finding in nccl.lint(env):
+        assert finding.summary
+
+
+@given(st.text(st.sampled_from(list("NCCL_P2LEV=sS1 #\t\r\n")) | st.characters()), st.text())
+def test_any_conf_is_read(text, level):
+    for finding in nccl.lint_conf(text, "f", {"NCCL_P2P_LEVEL": level}):
         assert finding.summary

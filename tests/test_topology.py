@@ -103,6 +103,17 @@ def test_a_gpu_at_rest_is_not_slow_and_one_at_work_is():
     assert "GPU 0 (0000:23:00.0) works at x16 2.5 of 32 GT/s" in notes(lambda d: gpu(d, 0).update(pstate=0))
 
 
+def test_a_gpu_of_which_nobody_says_whether_it_rests_is_not_called_slow():
+    found = machine(lambda document: document["nvml"]["root"].clear())
+    assert not [note for note in found.notes if "works at" in note]
+    assert "x16 2.5 of 32 GT/s   read" in as_text(found)
+
+
+def test_what_nvml_told_a_user_counts_where_root_was_not_asked():
+    asked_by_user = machine(lambda document: document.update(nvml={"user": document["nvml"]["root"]}))
+    assert as_text(asked_by_user) == as_text(machine())
+
+
 def test_a_narrow_link_is_told_also_at_rest():
     said = notes(lambda document: set_link(document, "0000:24:00.0", width=8))
     assert "GPU 1 (0000:24:00.0) runs x8 of x16 2.5 of 32 GT/s (at rest): seat the card anew" in said

@@ -177,3 +177,21 @@ def test_settings_are_what_the_module_takes():
         job = setting.as_job()
         assert ("file" in job) != ("read" in job and "set" in job)
         assert json.loads(json.dumps(job)) == job
+
+
+def test_what_nvml_told_a_user_counts_where_root_was_not_asked():
+    document = {**DOCUMENT, "nvml": {"user": DOCUMENT["nvml"]["root"]}}
+    wishes = Wishes(power_w=450)
+    assert wanted(Snapshot(document), "latency", wishes) == wanted(KPRO6, "latency", wishes)
+
+
+@pytest.mark.parametrize(("watts", "fits"), [(300, False), (301, True), (599, True), (600, False)])
+def test_a_range_of_odd_milliwatts_is_kept(watts, fits):
+    document = json.loads(json.dumps(DOCUMENT))
+    for gpu in document["nvml"]["root"]["gpus"]:
+        gpu["power_limit_range_mw"] = [300_500, 599_500]
+    if fits:
+        assert wanted(Snapshot(document), "none", Wishes(power_w=watts))
+    else:
+        with pytest.raises(CannotTune, match=f"{watts} W is outside of what .* takes: 301 to 599 W"):
+            wanted(Snapshot(document), "none", Wishes(power_w=watts))

@@ -100,5 +100,6 @@ def _as_json(found: Topology) -> dict[str, Any]:
         ],
         "between": [{"a": a, "b": b, "way": way} for (a, b), way in found.between.items() if a < b],
         "no_peer_to_peer": [list(pair) for pair in found.no_peer] if found.peer_known else None,
+        "iommu": found.iommu,
         "notes": list(found.notes),
     }

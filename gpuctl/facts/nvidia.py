@@ -415,6 +415,13 @@ def merge(old: Nvml, new: Nvml) -> Nvml:
 NVML_VIEWS: Fact[Mapping[str, Nvml]] = Fact((("section", "nvml"), ("command", "nvidia-smi")), _nvml_views)
 
 
+def answers(snapshot: Snapshot) -> Mapping[str, Any]:
+    """What NVML itself answered root, or whoever was asked where root was not; empty where it did not answer."""
+    said = snapshot.mapping("nvml")
+    found = [said.get(who) for who in ("root", "user", *said)]
+    return next((each for each in found if isinstance(each, Mapping) and each.get("gpus")), {})
+
+
 def _nvml(snapshot: Snapshot) -> Nvml:
     views = snapshot[NVML_VIEWS]
     for who in ("root", "user", "nvidia-smi"):
