@@ -691,6 +691,7 @@ def _supervisor_of(inventory: Inventory, target: Target, survey: Mapping[str, An
         on_step=lambda step: tell("placing", machine=step.machine, task=step.task),
         on_trap=lambda unit, trap: tell("trap", unit=unit, trap=trap),
         on_boot_lost=lambda unit: tell("boot_lost", machine=target.name, unit=unit),
+        on_placed=lambda unit, exposure: tell("placed", machine=target.name, unit=unit, exposure=exposure),
     )
     return Units(target.transport, place, python=target.agent_python)
 

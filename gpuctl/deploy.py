@@ -157,11 +157,13 @@ def placer(
     on_step: Watching = _nobody,
     on_trap: Callable[[str, Finding], None] = lambda unit, trap: None,
     on_boot_lost: Callable[[str], None] = lambda unit: None,
+    on_placed: Callable[[str, str], None] = lambda unit, exposure: None,
 ) -> Callable[[Start], None]:
     """What `supervision.Units` calls before it starts a server: its unit is put there, unless it is there already.
 
     `servers` by unit. `on_trap` hears what of NCCL's variables does not do what it seems to, before anything is placed;
-    `on_boot_lost` which unit was started at boot until now: one that is measured must not come up by itself.
+    `on_boot_lost` which unit was started at boot until now: one that is measured must not come up by itself;
+    `on_placed` which unit is new, and what systemd says of its exposure.
     The placing raises SupervisionError, in one line, with nothing half-placed.
     """
 
@@ -176,6 +178,8 @@ def placer(
             if trap.severity is Severity.CRITICAL:
                 raise SupervisionError(f"{start.unit}: {trap.summary}; {trap.advice}")
             on_trap(start.unit, trap)
+        if server.user or start.secrets:
+            _try_credentials(server.user, start.secrets, way, start.unit)
         if server.numa:
             _try_numactl(server.numa, way, start.unit)
         if server.cpus:
@@ -189,6 +193,8 @@ def placer(
             if (full := full_disk(way)) or re.search("No space left on device|Disk quota exceeded", done.why):
                 raise NoRoom(f"{way.name}: the disk{f' with {full}' if full else ''} is full; make room there")
             raise SupervisionError(done.why)
+        exposure = re.search(r"systemd calls its exposure .*", done.diff)
+        on_placed(start.unit, exposure[0] if exposure else "")
         if b"\n[Install]\n" in there.stdout:
             on_boot_lost(start.unit)
 
@@ -232,11 +238,26 @@ def conf_traps(way: Transport, env: Mapping[str, str], user: str | None) -> tupl
     )
     said = way.run(["sh", "-c", script, "sh", env.get("NCCL_CONF_FILE", ""), user or ""], timeout=30).text
     parts = re.split(r"^== (/.*)\n", said, flags=re.M)[1:]
-    known, found = dict(env), []
+    known = dict(env)
+    found: list[Finding] = []
     for file, text in zip(parts[::2], parts[1::2], strict=True):
         found += nccl.lint_conf(text, file, known)
         known = nccl.conf_values(text) | known
     return tuple(found)
+
+
+def _try_credentials(user: str | None, secrets: Mapping[str, str], way: Transport, unit: str) -> None:
+    """systemd would say "No such process" and "Protocol error"."""
+    script = (
+        '[ -z "$1" ] || id -u -- "$1" >/dev/null 2>&1 || echo user; shift; '
+        'for f; do { [ -f "$f" ] && [ -r "$f" ]; } || echo "file $f"; done'
+    )
+    missing = way.run(["sh", "-c", script, "sh", user or "", *secrets.values()], timeout=30).text.splitlines()
+    if "user" in missing:
+        raise SupervisionError(f"{unit}: user: there is no user {user} on {way.name}; useradd --system {user}")
+    for name, file in secrets.items():
+        if f"file {file}" in missing:
+            raise SupervisionError(f"{unit}: secrets: {name}: {file} is no file that can be read on {way.name}")
 
 
 # A set that reaches beyond what the guest may use is cut down by the kernel without a word.

@@ -144,7 +144,9 @@ def _judged(playbook: str, machines: Sequence[str], listener: _Listener, rc: int
     """Why the run did not go well; empty where it did."""
     failed = [step for step in listener.steps if step.state in ("failed", "unreachable")]
     if failed:
-        first, others = failed[0], len({step.machine for step in failed}) - 1
+        # After the first failure only what mends it runs there, and says how it came out.
+        first = [step for step in failed if step.machine == failed[0].machine][-1]
+        others = len({step.machine for step in failed}) - 1
         more = f" (and {others} more)" if others else ""
         what = "cannot be reached" if first.state == "unreachable" else f"failed at: {first.task}"
         return f"{first.machine}: {what}{more}: {first.message}"
@@ -232,7 +234,7 @@ def _message(result: Mapping[str, Any]) -> str:
     for key in ("msg", "stderr", "module_stderr", "reason", "stdout", "censored"):
         words = " ".join(_plain(str(result.get(key) or "")).split())
         if words and words not in ("non-zero return code", "MODULE FAILURE"):
-            return words[:500]
+            return words[:4000]  # what a half-done job left is told whole
     return "no reason given"
 
 

@@ -348,7 +348,7 @@ class Restorer:
             settings = json.loads(done.stdout)["settings"]
         except (ValueError, KeyError, TypeError):
             return Outcome(f"{name}: {render.ETC}/tune.json cannot be read; gpuctl tune writes it", (), {}, 0.0)
-        return self._play("tune", {"settings": settings}, check=check, on=name)
+        return self._play("tune", {"settings": settings, "kept": True}, check=check, on=name)
 
     def _mount(self, folder: str, *, check: bool) -> Outcome:
         """The memory file system, and what fills it at each boot: one run of Ansible costs as much as both."""

@@ -6,12 +6,13 @@ for the whole node: a container cannot set them, and everything on the node live
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuctl import remedies
+from gpuctl import remedies, render
 from gpuctl.box import Box, Snapshot, Unknown
 from gpuctl.facts import access, nvidia, pci, pcie, proxmox
 from gpuctl.facts.pcie import Function, Port
@@ -89,6 +90,17 @@ def wanted(node: Snapshot, profile: str, wishes: Wishes | None = None) -> tuple[
     if wishes.no_acs_redirect:
         found += _access_control(node, wishes.only)
     return tuple(found)
+
+
+def kept(node: Snapshot) -> tuple[Mapping[str, Any], ...]:
+    """What the machine sets again at each boot, as jobs of `settle`; nothing where its unit does not run at boot."""
+    if _text(node, f"{render.UNITS}/multi-user.target.wants/gpuctl-tune.service") is None:
+        return ()
+    try:
+        found = json.loads(node.file(f"{render.ETC}/tune.json"))["settings"]
+    except (Unknown, ValueError, KeyError, TypeError):
+        return ()
+    return tuple(one for one in found if isinstance(one, Mapping)) if isinstance(found, list) else ()
 
 
 def _text(node: Snapshot, path: str) -> str | None:
@@ -282,9 +294,14 @@ def _read_requests(node: Snapshot, size: int, only: Sequence[str]) -> Iterator[S
         yield read_request(function.address, size, seen=function.max_read_request, may_ignore=switch)
 
 
+# A group, or a device of its own, that is VFIO's: at boot too nothing is taken away from them.
+VFIO_IN_USE = ("/dev/vfio/[0-9]*", "/dev/vfio/devices/*")
+
+
 def _access_control(node: Snapshot, only: Sequence[str]) -> Iterator[Setting]:
     tree = _tree(node)
-    vms = [function.address for function in tree.values() if function.device.driver == "vfio-pci"]
+    # vfio-pci, and what its vendors bring: nvgrace-gpu-vfio-pci, mlx5_vfio_pci
+    vms = [function.address for function in tree.values() if "vfio" in (function.device.driver or "")]
     vms += sorted(path for path in node.mapping("nodes") if re.fullmatch(r"/dev/vfio/\d+", path))
     if vms:
         raise CannotTune(f"ACS: {', '.join(vms)} is for virtual machines (VFIO): redirection is what keeps them apart")
@@ -302,6 +319,7 @@ def _access_control(node: Snapshot, only: Sequence[str]) -> Iterator[Setting]:
                 "read": ["setpci", "-s", address, "ECAP_ACS+6.w"],
                 "set": ["setpci", "-s", address, "ECAP_ACS+6.w={value}:00c"],
                 "mask": "00c",
+                "unless": dict.fromkeys(VFIO_IN_USE, "virtual machines use VFIO, and redirection keeps them apart"),
             },
             f"{now:03x}",
             {"000": "off", "004": "requests", "008": "completions", "00c": "requests and completions"},

@@ -93,6 +93,13 @@ def test_a_log_of_odd_bytes_and_long_lines_arrives_whole(machines, ways):
         (["python3", "a\x07"], {}, {}, "gpuctl-t: argument: the character U+0007"),
         (["python3"], {"NCCL_PROTO": "LL64"}, {}, "gpuctl-t: NCCL_PROTO=LL64: NCCL does not know LL64"),
         (["python3"], {}, {"numa": "--membind=77"}, "gpuctl-t: `numactl --membind=77` is refused on ct200"),
+        (["python3"], {}, {"user": "nobodythere"}, "gpuctl-t: user: there is no user nobodythere on ct200; useradd"),
+        (
+            ["python3"],
+            {},
+            {"secrets": {"T": "/no/token"}},
+            "gpuctl-t: secrets: T: /no/token is no file that can be read",
+        ),
         (["python3"], {}, {"cpus": "0,900"}, "gpuctl-t: cpus: 0,900 is refused on ct200: not allowed here: 900"),
     ],
 )
@@ -100,10 +107,19 @@ def test_what_cannot_be_is_one_line_and_nothing_is_placed(machines, ways, argv, 
     ways["ct200"].run(["rm", "-f", "/etc/systemd/system/gpuctl-t.service"])
     supervisor, _, _ = units(machines, ways, "ct200", **server)
     with pytest.raises(SupervisionError) as caught:
-        supervisor.start(Start("gpuctl-t", argv, env, "c"))
+        supervisor.start(Start("gpuctl-t", argv, env, "c", server.get("secrets", {})))
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
     assert ways["ct200"].run(["test", "-e", "/etc/systemd/system/gpuctl-t.service"]).rc == 1
+
+
+def test_what_systemd_could_not_do_for_a_unit_is_said_in_its_words(ways):
+    unit = "[Service]\nType=exec\nUser=nobodythere\nExecStart=/bin/true\n"
+    put = "cat > /etc/systemd/system/gpuctl-t.service; systemctl daemon-reload"
+    ways["ct200"].run(["sh", "-c", put], stdin=unit.encode())
+    with pytest.raises(SupervisionError) as caught:
+        Units(ways["ct200"], lambda start: None).start(Start("gpuctl-t", ["/bin/true"], {}, "c"))
+    assert str(caught.value).endswith("error code: Failed to determine user credentials: No such process")
 
 
 def test_a_remedy_for_the_node_goes_to_the_node_of_the_guest(machines):

@@ -111,3 +111,39 @@ def test_nothing_is_set_where_something_is_missing_that_has_to_be_there(settle, 
     said = settle(knob, needs={"/no/systemd": "there is no systemd on this machine"})
     assert (said["failed"], said["msg"]) == (True, "there is no systemd on this machine")
     assert Path(knob["file"]).read_text() == "1\n"
+
+
+def test_what_ignored_it_once_is_not_promised_again(settle, tmp_path):
+    port = {"name": "port", "read": ["echo", "2936"], "set": ["true"], "mask": "7000", "want": "5000"}
+    port["may_ignore"] = True
+    assert settle(port, check=True)["changed"]  # nobody knows yet
+    assert not settle(port)["changed"]
+    would = settle(port, check=True)
+    assert (would["changed"], would["settings"][0]["state"]) == (False, "ignored")
+    assert settle({**port, "want": "4000"}, check=True)["changed"]
+    assert not settle(undo=True)["changed"]
+
+
+def test_what_somebody_needs_is_not_set_and_put_back_all_the_same(settle, knob, tmp_path):
+    file, group = Path(knob["file"]), tmp_path / "vfio/7"
+    guarded = {**knob, "unless": {str(tmp_path / "vfio/[0-9]*"): "virtual machines use VFIO"}}
+    assert settle(guarded)["changed"]
+    group.parent.mkdir()
+    group.touch()
+    assert not settle(guarded)["changed"]  # it is as it is wanted: nothing is taken away
+    file.write_text("1\n")
+    for check in (True, False):
+        refused = settle(guarded, check=check)
+        assert refused["msg"] == f"kernel.numa_balancing: virtual machines use VFIO ({group})"
+    assert file.read_text() == "1\n"
+    file.write_text("0\n")
+    assert settle(undo=True)["changed"]
+    assert file.read_text() == "1\n"
+
+
+def test_what_a_run_changed_is_told_so_that_it_can_be_put_back(settle, knob, tmp_path):
+    other = {"name": "other", "file": str(tmp_path / "other"), "want": "0"}
+    Path(other["file"]).write_text("0\n")
+    (back,) = settle(knob, other)["back"]
+    assert settle(back)["changed"]
+    assert Path(knob["file"]).read_text() == "1\n"

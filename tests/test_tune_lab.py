@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from gpuctl import deploy, hosts
+from gpuctl.finding import Remedy
 from tests.lab.faults.boot import reboot
 
 pytestmark = pytest.mark.lab
@@ -28,6 +30,13 @@ def register(lab, address, name):
 def test_settings_are_set_read_back_there_after_a_reboot_and_undone(lab_to_break):
     lab = lab_to_break
     before = register(lab, "0000:23:00.0", "CAP_EXP+8.w")
+    # What cannot be kept is not set either: everything is as it was.
+    lab.check("kpro6", ["sh", "-c", "rm -rf /etc/gpuctl; touch /etc/gpuctl"])
+    bad = gpuctl(lab, "tune", "-t", "ct200", "--yes", *WISHES)
+    assert bad.returncode == 1
+    assert "tune.json cannot be read: Not a directory; the settings are as they were" in bad.stderr.splitlines()[-1]
+    assert register(lab, "0000:23:00.0", "CAP_EXP+8.w") == before
+    lab.check("kpro6", ["rm", "/etc/gpuctl"])
     seen = gpuctl(lab, "tune", "-t", "ct200", "--check", *WISHES)
     assert (seen.returncode, "MaxReadReq (12)" in seen.stdout, "600 W -> 450 W" in seen.stdout) == (1, True, True)
     assert register(lab, "0000:23:00.0", "CAP_EXP+8.w") == before
@@ -36,6 +45,17 @@ def test_settings_are_set_read_back_there_after_a_reboot_and_undone(lab_to_break
     assert int(register(lab, "0000:23:00.0", "CAP_EXP+8.w"), 16) == int(before, 16) & 0x0FFF | 0x5000
     assert int(register(lab, "0000:22:00.0", "ECAP_ACS+6.w"), 16) & 0x0C == 0
     assert gpuctl(lab, "tune", "-t", "ct200", "--check", *WISHES).returncode == 0
+    # As it is wanted by chance is not enough: it has to be so after the next boot.
+    assert lab.check("kpro6", ["systemctl", "is-active", "gpuctl-tune"]) == "active\n"  # so no check complains of it
+    lab.check("kpro6", ["systemctl", "disable", "--now", "gpuctl-tune"])
+    lost = gpuctl(lab, "tune", "-t", "ct200", "--check", *WISHES)
+    assert (lost.returncode, "54 of them are not set again at the next boot" in lost.stdout) == (1, True), lost.stdout
+    assert gpuctl(lab, "tune", "-t", "ct200", "--yes", *WISHES).returncode == 0
+    lab.check("kpro6", ["systemctl", "stop", "gpuctl-tune"])
+    machines = hosts.load(lab.inventory)
+    kept = Remedy("tune", {"kept": True}, on="node")  # of the check settings_lost
+    assert deploy.mend(kept, machines, machines.machines["ct200"]).why == ""
+    assert lab.check("kpro6", ["systemctl", "is-active", "gpuctl-tune"]) == "active\n"
     reboot(lab, "kpro6")
     again = gpuctl(lab, "tune", "-t", "ct200", "--check", *WISHES)
     assert again.returncode == 0, again.stdout + again.stderr

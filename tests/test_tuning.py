@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuctl import tuning
+from gpuctl import render, tuning
 from gpuctl.box import Box, Snapshot, Wanted
 from gpuctl.tuning import CannotTune, Wishes, wanted
 
@@ -195,3 +195,37 @@ def test_a_range_of_odd_milliwatts_is_kept(watts, fits):
     else:
         with pytest.raises(CannotTune, match=f"{watts} W is outside of what .* takes: 301 to 599 W"):
             wanted(Snapshot(document), "none", Wishes(power_w=watts))
+
+
+WANTS = "/etc/systemd/system/multi-user.target.wants/gpuctl-tune.service"
+
+
+@pytest.mark.parametrize(
+    ("files", "names"),
+    [
+        ({}, []),
+        ({"/etc/gpuctl/tune.json": '{"settings": [{"name": "a"}]}'}, []),  # placed, and not started at boot
+        ({"/etc/gpuctl/tune.json": '{"settings": [{"name": "a"}]}', WANTS: {"error": "ENOENT"}}, []),
+        ({"/etc/gpuctl/tune.json": {"error": "ENOENT"}, WANTS: "[Unit]"}, []),
+        ({"/etc/gpuctl/tune.json": "not json", WANTS: "[Unit]"}, []),
+        ({"/etc/gpuctl/tune.json": '{"settings": 7}', WANTS: "[Unit]"}, []),
+        ({"/etc/gpuctl/tune.json": '{"settings": [{"name": "a"}]}', WANTS: "[Unit]"}, ["a"]),
+    ],
+)
+def test_what_is_set_again_at_each_boot_is_seen(files, names):
+    assert [job["name"] for job in tuning.kept(Snapshot({"files": files}))] == names
+
+
+def test_what_is_rendered_for_the_boot_is_what_is_seen_again():
+    settings = wanted(KPRO6, "latency", Wishes(max_read_request=512, no_acs_redirect=True))
+    placed = {file.path: file.text for file in render.tune([setting.as_job() for setting in settings], "")}
+    seen = tuning.kept(Snapshot({"files": {**placed, WANTS: placed[WANTS.replace("/multi-user.target.wants", "")]}}))
+    assert all(setting.as_job() in seen for setting in settings)
+
+
+@pytest.mark.parametrize("driver", ["vfio-pci", "mlx5_vfio_pci", "nvgrace-gpu-vfio-pci"])
+def test_access_control_stays_where_any_driver_of_vfio_has_a_device(driver):
+    document = json.loads(json.dumps(DOCUMENT))
+    document["pci"]["devices"]["0000:c4:00.0"]["driver"] = driver
+    with pytest.raises(CannotTune, match=r"0000:c4:00\.0 is for virtual machines"):
+        wanted(Snapshot(document), "none", Wishes(no_acs_redirect=True))

@@ -56,6 +56,7 @@ FILES = """
 /sys/class/dmi/id/product_name /sys/class/dmi/id/sys_vendor
 /run/systemd/container /etc/os-release /etc/hostname /etc/modules /etc/ld.so.conf
 /etc/nvidia-container-runtime/config.toml /run/gpuctl/instance.json
+/etc/gpuctl/tune.json /etc/systemd/system/multi-user.target.wants/gpuctl-tune.service
 """.split()
 
 GLOBS = """

@@ -490,8 +490,28 @@ def start_unit(job):
     (facts,) = shown(name)
     if code:
         lines = [line for line in err.strip().splitlines() if not line.startswith(("See ", "Hint"))]
-        return say(error=lines[0] if lines else "systemctl start ended with %d" % code)
+        words = lines[0] if lines else "systemctl start ended with %d" % code
+        return say(error=": ".join([words.rstrip("."), *why_not(name, facts.get("InvocationID"))]))
     return say(started=unit_state(facts))
+
+
+def why_not(name, invocation):
+    """systemd's own words, in the journal, of what it could not do for a unit before its program ran: at most one."""
+    if not invocation:
+        return []
+    asked = ["journalctl", "--quiet", "--output=cat", "--no-pager", "--lines=50", "INVOCATION_ID=" + invocation]
+    try:
+        subprocess.run(["journalctl", "--sync"], stdin=subprocess.DEVNULL, capture_output=True, timeout=30)
+        # what the process that became the program says is under the other name
+        told = subprocess.run(
+            [*asked, "+", "_SYSTEMD_INVOCATION_ID=" + invocation],
+            stdin=subprocess.DEVNULL, capture_output=True, timeout=30,
+        ).stdout.decode("utf-8", "replace")  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    lines = [line[len(name) + 2 :] for line in told.splitlines() if line.startswith(name + ": Failed ")]
+    # the first one says why ("Failed to set up credentials: No such file"), the next at which step
+    return [line for line in lines if not line.startswith("Failed with result")][:1]
 
 
 def status_of_units(job):

@@ -131,6 +131,10 @@ class _Console(Mending):
         if self.live:
             click.echo(f"\r\033[K  {machine}: {task.lower()} ...", err=True, nl=False)
 
+    def on_placed(self, machine: str, unit: str, exposure: str) -> None:
+        self._clear()
+        self.print(f"  placed {unit}.service on {machine}{exposure and f'; {exposure}'}")
+
     def on_trap(self, unit: str, trap: Any) -> None:
         self.print(f"  note: {trap.summary}; {trap.advice}")
 

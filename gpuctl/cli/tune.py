@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -85,35 +85,45 @@ def command(
     if undo:
         return _undo(machines, machine, check, yes, as_json)
     wishes = tuning.Wishes(max_read_request, power_w, no_acs_redirect, only)
-    settings = _settings(machines, machine, profile, wishes)
-    if settings is None:
+    seen = _seen(machines, machine, profile, wishes)
+    if seen is None:
         return UNKNOWN
+    settings, kept = seen
     differ = [setting for setting in settings if not setting.well]
+    # Also one that is as it is wanted, by hand or by chance, has to be so after the next boot.
+    lost = [setting for setting in settings if setting.as_job() not in kept]
+    needed = bool(lost) or any(not setting.how.get("may_ignore") for setting in differ)
     if not as_json:
         _show(machine.name, settings)
+        _show_kept(settings, lost, kept)
         _show_nccl(profile)
-    if check or not differ:
+    if check or not (differ or lost):
         if as_json:
-            document(_as_json(machine, profile, settings, None))
-        return FINDINGS if differ else WELL
+            document(_as_json(machine, profile, settings, kept, None))
+        return FINDINGS if needed else WELL
     if not yes and not as_json:
-        click.confirm(f"set {len(differ)} on {machine.name}?", abort=True, err=True)
+        what = f"set {len(differ)}" if differ else "keep them over reboots"
+        click.confirm(f"{what} on {machine.name}?", abort=True, err=True)
     done = deploy.tune(settings, machines, machine, on_step=_told)
-    again = _settings(machines, machine, profile, wishes)
+    again = _seen(machines, machine, profile, wishes)
+    settings, kept = again or seen
     if as_json:
-        document(_as_json(machine, profile, again or settings, done))
+        document(_as_json(machine, profile, settings, kept, done))
     if not done.well:
         say(f"gpuctl: {done.why}")
         return FINDINGS
-    left = [] if again is None else [setting for setting in again if not setting.well]
+    if again is None:
+        return UNKNOWN
+    left = [setting for setting in settings if not setting.well]
     ignored = [setting for setting in left if setting.how.get("may_ignore")]
-    for setting in left:
-        if not as_json:
+    lost = [setting for setting in settings if setting.as_job() not in kept]
+    if not as_json:
+        for setting in left:
             why = "the hardware ignores it" if setting in ignored else "it is not as wanted"
             out(f"  {setting.name}: still {setting.in_words(setting.seen)}: {why}")
-    if not as_json:
-        out(f"{len(differ) - len(left)} set and read back; `gpuctl tune --undo` puts back what was before")
-    return FINDINGS if len(left) > len(ignored) else WELL
+        how_kept = f"{len(lost)} are not kept over reboots" if lost else "kept over reboots"
+        out(f"{len(differ) - len(left)} set and read back, {how_kept}; `gpuctl tune --undo` puts back what was before")
+    return FINDINGS if len(left) > len(ignored) or lost else WELL
 
 
 def _node(machines: Inventory, target: str | None) -> Machine:
@@ -128,7 +138,11 @@ def _node(machines: Inventory, target: str | None) -> Machine:
     return machines.machines[machine.node]
 
 
-def _settings(machines: Inventory, machine: Machine, profile: str, wishes: Any) -> tuple[Setting, ...] | None:
+_Seen = tuple[tuple["Setting", ...], tuple[Mapping[str, Any], ...]]
+
+
+def _seen(machines: Inventory, machine: Machine, profile: str, wishes: Any) -> _Seen | None:
+    """The settings as they are, and what the machine sets again at each boot; None where it did not answer."""
     from gpuctl import tuning
     from gpuctl.asking import ask
 
@@ -137,7 +151,7 @@ def _settings(machines: Inventory, machine: Machine, profile: str, wishes: Any) 
         for why in asked.missing.values():
             say(f"gpuctl: {why}")
         return None
-    return tuning.wanted(asked.box.guest, profile, wishes)
+    return tuning.wanted(asked.box.guest, profile, wishes), tuning.kept(asked.box.guest)
 
 
 def _show(name: str, settings: Sequence[Setting]) -> None:
@@ -146,10 +160,21 @@ def _show(name: str, settings: Sequence[Setting]) -> None:
     out(f"{name}: {len(settings)} settings" if settings else f"{name}: nothing is asked for")
     for title, seen, wanted, setting in rows:
         mark = "  " if setting.well else "->"
-        change = seen if setting.well else f"{seen} {mark} {wanted}"
+        note = f" ({setting.note})" if setting.note else ""
+        change = seen if setting.well else f"{seen} {mark} {wanted}{note}"
         out(f"  {title:<{wide}}  {change}")
     for reason, source in dict.fromkeys((s.reason, s.source) for s in settings if not s.well):
         out(f"    {reason} [{source}]")
+
+
+def _show_kept(settings: Sequence[Setting], lost: Sequence[Setting], kept: Sequence[Mapping[str, Any]]) -> None:
+    if not lost:
+        return
+    out(f"  {len(lost)} of them are not set again at the next boot, as it is")
+    names = {setting.name for setting in settings}
+    if others := [str(job.get("name")) for job in kept if job.get("name") not in names]:
+        more = f" and {len(others) - 4} more" if len(others) > 4 else ""
+        out(f"  no longer set again at boots, since this does not ask for it: {', '.join(others[:4])}{more}")
 
 
 def _show_nccl(profile: str) -> None:
@@ -246,10 +271,17 @@ def _told(step: Any) -> None:
         say(f"  {step.machine}: {step.task}: {step.state}")
 
 
-def _as_json(machine: Machine, profile: str, settings: Sequence[Setting], done: Outcome | None) -> dict[str, Any]:
+def _as_json(
+    machine: Machine,
+    profile: str,
+    settings: Sequence[Setting],
+    kept: Sequence[Mapping[str, Any]],
+    done: Outcome | None,
+) -> dict[str, Any]:
     from gpuctl import nccl
 
-    well = all(setting.well or setting.how.get("may_ignore") for setting in settings) and (done is None or done.well)
+    well = all((setting.well or setting.how.get("may_ignore")) and setting.as_job() in kept for setting in settings)
+    well = well and (done is None or done.well)
     return {
         "schema": "gpuctl.tune/1",
         "verdict": "well" if well else "findings",
@@ -262,6 +294,7 @@ def _as_json(machine: Machine, profile: str, settings: Sequence[Setting], done: 
                 "seen": setting.seen,
                 "wanted": setting.want,
                 "well": setting.well,
+                "kept": setting.as_job() in kept,
                 "reason": setting.reason,
                 "source": setting.source,
                 "command": setting.command,

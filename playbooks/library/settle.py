@@ -5,6 +5,7 @@ Three ways to run it, with the same job: as an Ansible module, at boot as `settl
 Standard library only, Python 3.9.
 """
 
+import glob
 import json
 import os
 import re
@@ -28,7 +29,8 @@ options:
       Each has C(name), C(want) and how it is read and set: C(file) (read and written), or C(read) and C(set) (argument
       lists; in C(set), {value} stands for the value). C(pick) (regular expression with one group) finds the value in
       what was read, C(mask) (hexadecimal) leaves the bits that count. C(may_ignore) true: hardware may ignore it, which
-      is told and no failure. C(optional) true: where it cannot be read there is nothing to set.
+      is told and no failure. C(optional) true: where it cannot be read there is nothing to set. C(unless): patterns of
+      paths, each with what to say when one of them is there; then it is not set, but for putting back what was before.
   needs:
     type: dict
     description: Paths that have to be there, each with what to say when it is not; nothing is set then.
@@ -103,8 +105,11 @@ def put(setting, value):
         command([word.replace("{value}", value) for word in setting["set"]])
 
 
-def settle(setting, want, check):
-    """{"name", "seen", "want", "after", "state"}; state: well | changed | ignored | absent | failed."""
+def settle(setting, want, check, ignores=None):
+    """{"name", "seen", "want", "after", "state"}; state: well | changed | ignored | absent | failed.
+
+    `ignores`: the value that the hardware was seen to ignore.
+    """
     told = {"name": setting["name"], "seen": None, "want": want, "after": None, "state": "failed"}
     try:
         told["seen"] = told["after"] = seen(setting)
@@ -113,6 +118,13 @@ def settle(setting, want, check):
         return told
     if told["seen"] == want:
         told["state"] = "well"
+        return told
+    for pattern, otherwise in (setting.get("unless") or {}).items():
+        for there in sorted(glob.glob(pattern))[:1]:
+            told["why"] = "%s (%s)" % (otherwise, there)
+            return told
+    if check and ignores == want:
+        told.update(state="ignored", why="the hardware ignores it")
         return told
     if check:
         told.update(state="changed", after=want)
@@ -160,7 +172,7 @@ def run(job):
     path, check = job.get("state") or STATE, bool(job.get("check"))
     before = load(path)
     if job.get("undo"):
-        wishes = [(entry["setting"], entry["value"]) for entry in before.values()]
+        wishes = [({**entry["setting"], "unless": {}}, entry["value"]) for entry in before.values()]
     else:
         wishes = [(setting, str(setting["want"])) for setting in job["settings"]]
         if not check:
@@ -168,14 +180,25 @@ def run(job):
             if fresh != before:
                 save(path, fresh)  # before anything is set: a value too many is no harm, one too few is
                 before = fresh
-    told = [settle(setting, want, check) for setting, want in wishes]
+    told = [settle(setting, want, check, before.get(setting["name"], {}).get("ignores")) for setting, want in wishes]
     failed = [one for one in told if one["state"] == "failed"]
     if not check and job.get("undo"):
         save(path, {one["name"]: before[one["name"]] for one in failed})
+    elif not check:
+        ignored = {one["name"]: one["want"] for one in told if one["state"] == "ignored" and one["name"] in before}
+        known = {name: {**before[name], "ignores": want} for name, want in ignored.items()}
+        if any(before[name] != entry for name, entry in known.items()):
+            save(path, {**before, **known})
     changed = [one for one in told if one["state"] == "changed"]
     answer = {
         "changed": bool(changed),
         "settings": told,
+        # what puts back what this run changed, and no more
+        "back": [
+            {**setting, "want": one["seen"], "unless": {}}
+            for (setting, _), one in zip(wishes, told)
+            if one["state"] == "changed"
+        ],
         "diff": {
             "before": "".join("%s = %s\n" % (one["name"], one["seen"]) for one in changed),
             "after": "".join("%s = %s\n" % (one["name"], one["after"]) for one in changed),
