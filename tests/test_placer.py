@@ -22,7 +22,7 @@ def placed(start, server=None, **answers):
     known = {
         "cat *": text,
         "systemctl show*": b"NeedDaemonReload=no\nUnitFileState=static\n",
-        "sh -c 'for f in*": b"",
+        "sh -c 'home=*": b"",
         **answers,
     }
     told = []
@@ -51,10 +51,24 @@ def test_a_silent_trap_is_told_and_one_that_ends_nccl_stops_it():
 
 def test_the_machines_own_nccl_conf_is_read_too():
     said = b"== /etc/nccl.conf\nNCCL_IB_DISABLE=1\nNCCL_DEBUG = INFO\n== /root/.nccl.conf\nNCCL_PROTO\n"
-    assert placed(start(), **{"sh -c 'for f in*": said}) == [
+    assert placed(start(), **{"sh -c 'home=*": said}) == [
         "/etc/nccl.conf line 2 sets a variable 'NCCL_DEBUG ' to ' INFO': NCCL keeps the spaces",
         "/root/.nccl.conf line 1 has no `=` and is skipped: NCCL_PROTO",
     ]
+
+
+def test_what_the_server_or_the_users_own_file_sets_wins_over_the_machines_nccl_conf():
+    said = b"== /root/.nccl.conf\nNCCL_ALGO=Ring\n\n== /etc/nccl.conf\nNCCL_ALGO=Tree\nNCCL_P2P_LEVEL=sys\n"
+    assert placed(start(NCCL_P2P_LEVEL="SYS"), **{"sh -c 'home=*": said}) == []
+    with pytest.raises(SupervisionError, match=r"gpuctl-s: /etc/nccl.conf: NCCL_ALGO=Tree leaves"):
+        placed(start(), **{"sh -c 'home=*": said.replace(b"NCCL_ALGO=Ring", b"")})
+
+
+def test_a_user_and_the_files_of_secrets_are_looked_for_first():
+    server = Server(engine="sglang", model="m", user="serve")
+    assert placed(start(), server, **{"sh -c '[[] -z*": b""}) == []
+    with pytest.raises(SupervisionError, match="gpuctl-s: user: there is no user serve on box; useradd --system serve"):
+        placed(start(), server, **{"sh -c '[[] -z*": b"user\n"})
 
 
 def test_cpus_are_tried_before_they_are_used():
@@ -80,6 +94,6 @@ def test_a_server_that_was_started_at_boot_and_is_not_any_more_is_told(monkeypat
     at_boot = deploy.unit_of(start(), server, boot=True).text.encode()
     for there, lost in ((at_boot, ["gpuctl-s"]), (b"[Unit]\n[Service]\n", [])):
         told = []
-        way = Replay("box", {"cat *": there, "sh -c 'for f in*": b""})
+        way = Replay("box", {"cat *": there, "sh -c 'home=*": b""})
         deploy.placer(BOX, BOX.machines["box"], way, {"gpuctl-s": server}, on_boot_lost=told.append)(start())
         assert told == lost
