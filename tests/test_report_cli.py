@@ -9,6 +9,7 @@ import pytest
 import runfolders
 
 from gpuctl.cli import main
+from gpuctl.reports import pdf
 
 FOREIGN = Path(__file__).parent / "foreign"
 
@@ -45,6 +46,20 @@ def test_the_file_name_says_the_format(call, runs, tmp_path):
         assert call("report", runs / "new", "-o", tmp_path / name) == (0, "", "")
         assert (tmp_path / name).read_text().startswith(head)
     assert list((tmp_path / "r-figures").glob("*.svg"))
+
+
+def test_a_pdf_says_that_it_takes_a_while_and_that_there_is_no_latex_before_it_begins(
+    call, runs, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(pdf, "compile", lambda source, epoch=0: b"%PDF-")
+    monkeypatch.setattr(pdf.shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert call("report", runs / "new", "-o", tmp_path / "r.pdf") == (
+        0, "", "LaTeX is at work: some ten seconds for twenty pages\n")  # fmt: skip
+    monkeypatch.setattr(pdf.shutil, "which", lambda name: None)
+    status, _, err = call("report", runs / "new", "-o", tmp_path / "r.pdf")
+    assert status == 2
+    assert err.startswith("gpuctl: a PDF needs LaTeX")
+    assert err.count("\n") == 1
 
 
 def test_one_json_document_on_stdout(call, runs):

@@ -80,12 +80,23 @@ def _write(run: Run, form: str | None, output: Path | None, comparisons: list[Co
     if output is None:
         if form == "pdf" and sys.stdout.isatty():
             raise click.UsageError("a PDF is not for a terminal: -o FILE")
+        _announce(form)
         sys.stdout.buffer.write(report.render(run, form or "terminal", comparisons))
         sys.stdout.buffer.flush()
         return
     form = form or report.format_of(output.name) or "terminal"
+    _announce(form)
     for name, data in report.files(run, form, output.name, comparisons).items():
         write(output.parent / name, data, instead="-o names another file")
+
+
+def _announce(form: str | None) -> None:
+    """Says that it takes a while, where it does."""
+    if form == "pdf":
+        from gpuctl.reports import pdf
+
+        pdf.check()
+        say("LaTeX is at work: some ten seconds for twenty pages")
 
 
 def _gate(comparisons: list[Comparison], limit: float) -> int:

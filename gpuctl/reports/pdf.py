@@ -33,6 +33,11 @@ class CannotCompile(RuntimeError):
     """There is no LaTeX, it lacks a package, or it does not end; the message is one line and says what to do."""
 
 
+def check() -> None:
+    """Raises CannotCompile when there is no LaTeX here."""
+    _commands()
+
+
 def render(report: Report) -> bytes:
     """Raises CannotCompile."""
     return compile(latex.render(report), _epoch(report))
