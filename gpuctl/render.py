@@ -279,8 +279,9 @@ def stage(model: str, job: Mapping[str, Any], mount: str, agent: str) -> tuple[F
             f"Description=Model {_description(model)} into memory",
             f"RequiresMountsFor={unit_path(mount, 'mount')}",
             *(["Wants=network-online.target", "After=network-online.target"] if far else ["After=network.target"]),
+            "# Five tries: each after the first is counted twice, as the server that waits for it is started with it.",
             "StartLimitIntervalSec=1h",
-            "StartLimitBurst=5",
+            "StartLimitBurst=9",
             "OnFailure=gpuctl-failed@%n.service",
         ],
         Service=[
@@ -304,8 +305,16 @@ def stage(model: str, job: Mapping[str, Any], mount: str, agent: str) -> tuple[F
 
 
 def failed_note() -> File:
-    """The unit others name in OnFailure=: it leaves a note, which is there until somebody looks after it."""
-    note = 'mkdir -p /var/lib/gpuctl/failed && echo "$(date -u +%FT%TZ) $MONITOR_SERVICE_RESULT" > "$1"'
+    """The unit others name in OnFailure=: it leaves a note, which is there until somebody looks after it.
+
+    A unit that only waits for what it needs has "success" as its result: no note while that is still tried again.
+    """
+    note = (
+        'why=$MONITOR_SERVICE_RESULT; if [ "$why" = success ]; then why=dependency; '
+        'for one in $(systemctl show --property=Requires --value "$MONITOR_UNIT"); do '
+        'if [ "$(systemctl is-active "$one")" = activating ]; then exit 0; fi; done; fi; '
+        'mkdir -p /var/lib/gpuctl/failed && echo "$(date -u +%FT%TZ) $why" > "$1"'
+    )
     text = _unit(
         OURS,
         Unit=["Description=Note that %i failed"],

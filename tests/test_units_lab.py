@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -105,6 +106,33 @@ def inventory(lab, machines):
     wipe()
     yield lab.inventory
     wipe()
+
+
+def test_a_model_is_tried_five_times_and_its_server_has_failed_only_when_that_gave_up(inventory, machines):
+    """What is placed for the boot, but for a model that never comes and tries that come sooner."""
+    way = machines["ct200"]
+    text = render.stage("never", {}, "/run", "")[2].text
+    for before, after in (("/usr/bin/python3 /usr/local/lib/gpuctl/stage.py", "/bin/false"), ("Sec=30", "Sec=2")):
+        assert before in text
+        text = text.replace(before, after)
+    text = re.sub("StandardInput=.*\n", "", text)
+    server = ServerUnit("gpuctl-waits", ("/bin/sleep", "1000"), boot=True, after=("gpuctl-stage-never.service",))
+    note = render.failed_note()
+    for path, content in (
+        ("/etc/systemd/system/gpuctl-stage-never.service", text),
+        (render.server(server).path, render.server(server).text),
+        (note.path, note.text),
+    ):
+        way.run(["sh", "-c", 'cat > "$1"', "sh", path], stdin=content.encode())
+    script = (
+        "systemctl daemon-reload; systemctl enable -q gpuctl-waits; systemctl start --no-block gpuctl-waits; sleep 1; "
+        "echo then: $(ls /var/lib/gpuctl/failed 2>/dev/null); "
+        "until [ $(systemctl is-active gpuctl-stage-never) = failed ] && [ -e /var/lib/gpuctl/failed/gpuctl-waits.service ]; "
+        "do sleep 0.2; done; cd /var/lib/gpuctl/failed; grep -o '[a-z-]*$' *; "
+        "journalctl -b -u gpuctl-stage-never -o cat | grep -c 'code=exited'"
+    )
+    said = way.run(["sh", "-c", script], timeout=120).text.splitlines()
+    assert said == ["then:", "gpuctl-stage-never.service:exit-code", "gpuctl-waits.service:dependency", "5"]
 
 
 def changed(outcome):
