@@ -171,9 +171,8 @@ class _Bench:
         run, inventory, phase = self.run, self.inventory, self.plan.name
         commands = {**run.commands(), phase: list(self.options.command)}
         run.put("campaign.json", _campaign(inventory, self.launches, commands))
-        run.event("run_started", phase=phase, target=self.target.name, command=list(self.options.command))
         _make_models(inventory, self.launches, self.tell)
-        self.guards.begin()
+        self._begin()
         self._look()
         if lost := self._without_models():
             try:
@@ -202,6 +201,22 @@ class _Bench:
         return self.outcome
 
     # -- the machine
+
+    def _begin(self) -> None:
+        """Each event has the boot it was in, also that the run started; one whose machine said nothing has none."""
+        told = False
+
+        def started() -> None:
+            nonlocal told
+            if not told:
+                told = True
+                command = list(self.options.command)
+                self.run.event("run_started", phase=self.plan.name, target=self.target.name, command=command)
+
+        try:
+            self.guards.begin(started=started)
+        finally:
+            started()
 
     def _without_models(self) -> list[str]:
         """The machines on which a model is missing that is to be staged there."""

@@ -108,17 +108,20 @@ class Guard:
         self.within_s, self._sleep, self._clock = within_s, sleep, clock
         self.known: BoxBoot | None = None
 
-    def begin(self, *, check: bool = False) -> Happened | None:
+    def begin(self, *, check: bool = False, started: Callable[[], None] = lambda: None) -> Happened | None:
         """Knows the box from now on. One that was not healed to the end in this boot (it started anew since, gpuctl was
         killed in the middle of it, or it was not seen yet) is healed first (not with `check`). One that this campaign
-        knows is waited for (not with `check`). Raises TransportError when it cannot be reached."""
+        knows is waited for (not with `check`). `started` is called when the box is known, and before anything is said
+        of it. Raises TransportError when it cannot be reached."""
         seen, before = look(self.ways), self._last()
         if seen.boot.guest is None:
             if check or before is None:
                 raise Unreachable(seen.why)
-            self.known = before
+            self._know(before)
+            started()
             return self.recover(seen.why, lambda: None)
         self._know(seen.boot)
+        started()
         if check:
             return None
         what = happened(before, seen.boot) if before is not None else None
@@ -277,10 +280,10 @@ class Guards:
     def _of(self, names: Sequence[str]) -> list[Guard]:
         return [self._guards[name] for name in names] if names else list(self._guards.values())
 
-    def begin(self, *, check: bool = False) -> None:
-        """As `Guard.begin`, of all."""
+    def begin(self, *, check: bool = False, started: Callable[[], None] = lambda: None) -> None:
+        """As `Guard.begin`, of all; each calls `started`."""
         for guard in self._guards.values():
-            guard.begin(check=check)
+            guard.begin(check=check, started=started)
 
     def away(self, names: Sequence[str]) -> str:
         """Why the first of these boxes that is not there as it was is not. Empty: all are. No names: all boxes."""

@@ -248,6 +248,19 @@ def test_a_box_that_is_away_when_the_command_is_given_is_waited_for_where_the_ca
     assert box.healed == [None, Happened.GUEST_RESTART]
 
 
+def test_that_a_run_started_is_said_with_the_boot_it_started_in(tmp_path):
+    box = Box(tmp_path)
+    box.guest.answer = up(B)
+    box.guard.begin(started=lambda: box.run.event("run_started"))
+    assert box.run.events()[0]["event"] == "run_started"
+    assert box.run.events()[0]["boot"]["guest"] == B
+    box.guest.answer = GONE
+    later = Guard(box.guard.ways, box.run, lambda *_, **__: None, lambda _: [], within_s=0, sleep=lambda _: None)
+    with pytest.raises(Stopped):
+        later.begin(started=lambda: box.run.event("run_started"))
+    assert all(event["boot"]["guest"] == B for event in box.run.events()), "away: what was known of it last"
+
+
 def test_away_says_why_in_one_line(tmp_path):
     box = Box(tmp_path)
     assert box.guard.away() == ""
