@@ -385,7 +385,8 @@ class Restorer:
         return replace(placed, changed={**placed.changed, self.machine.name: 1})
 
     def _boot_stage_files(self, name: str) -> tuple[render.File, ...]:
-        return staging.boot_files(self._job(name), str(PurePosixPath(self._model(name).path).parent))
+        folder = str(PurePosixPath(self._model(name).path).parent)
+        return staging.boot_files(self._job(name), folder, self._found.get(name))
 
     def _boot_stage(self, name: str) -> Outcome:
         """Places what stages a model at boot, unless it is in place. Nothing on machines without systemd."""

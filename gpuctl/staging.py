@@ -306,11 +306,16 @@ def _bytes(text: Any, machine: Machine, folder: str) -> int:
     return int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))
 
 
-def boot_files(job: Mapping[str, Any], folder: str) -> tuple[File, ...]:
-    """What stages a model at boot without us: stage.py, its job, its unit gpuctl-stage-<model>. Raises CannotRender."""
+def boot_files(job: Mapping[str, Any], folder: str, found: Found | None = None) -> tuple[File, ...]:
+    """What stages a model at boot without us: stage.py, its job, its unit gpuctl-stage-<model>. Raises CannotRender.
+
+    `found`: the model as it was seen there. A unit has no login's environment: where HF_HOME led to is in its job.
+    """
     from gpuctl import render
 
     kept = {key: value for key, value in job.items() if key != "caches"}
+    if found is not None and (cache := found.raw.get("hub_cache")) and kept.get("hub") and not kept.get("source"):
+        kept["hub"] = {"cache": cache, **kept["hub"]}
     text = (AGENTS / "stage.py").read_text(encoding="utf-8")
     return render.stage(str(job["model"]), {**kept, "do": "stage"}, folder, text)
 
@@ -444,7 +449,7 @@ def _to_place(
         folder = _folder(staged[name].path)
         mount = staged[name].raw["mount"]
         try:
-            files.append(boot_files(jobs[name], folder))
+            files.append(boot_files(jobs[name], folder, staged[name]))
             theirs = mount["in_memory"] and not mount["shared"] and mount["point"] != folder
             if folder in tmpfs or (theirs and folder not in (machine.vars.get("gpuctl_tmpfs") or {})):
                 continue  # it lies in a memory file system that somebody has made for it

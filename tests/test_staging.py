@@ -572,6 +572,24 @@ def test_the_unit_runs_the_program_with_its_job_from_a_file(memory, source):
     assert same(source, memory / "m")
 
 
+def test_a_cache_that_only_a_login_knows_of_is_named_in_the_job_at_boot(memory, source, tmp_path):
+    """HF_HOME in root's .bashrc holds over SSH, and in no unit."""
+    cached(source, tmp_path / "hf" / "hub")
+    asked = job(memory, hub=REPO)
+    found = staging.look(Local(), asked)
+    assert found.state == "complete"
+    files = {Path(file.path).name: file.text for file in staging.boot_files(asked, str(memory), found)}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM)], input=files["m.json"], capture_output=True, text=True, timeout=60,
+        env={**environment, "HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "m: staged")
+    elsewhere = {**asked, "hub": {**asked["hub"], "cache": "/data/hub"}}
+    files = {Path(file.path).name: file.text for file in staging.boot_files(elsewhere, str(memory), found)}
+    assert json.loads(files["m.json"])["hub"]["cache"] == "/data/hub", "what the inventory says wins"
+
+
 def test_a_memory_file_system_never_hides_what_is_there(tmp_path):
     """A model's path inside of a Hugging Face cache, say: what would be copied lies below the mount itself."""
     (tmp_path / "snapshots" / "abc").mkdir(parents=True)

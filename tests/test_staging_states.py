@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import io
 import json
 import os
 import random
 import tempfile
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -122,6 +125,68 @@ def test_a_header_with_a_hole_or_a_tensor_of_another_shape_is_refused():
         tensors(file(shape=[5]), 0)
 
 
+def gguf_file(folder, *, tokens=20, alignment=None):
+    """As the library writes one: strings, arrays, tensors of three types."""
+    path = folder / "m.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_token_list([f"token {number}" for number in range(tokens)])
+    writer.add_token_scores([0.0] * tokens)
+    if alignment:
+        writer.add_custom_alignment(alignment)
+    writer.add_tensor("norm", np.ones((3, 5), dtype=np.float32))
+    writer.add_tensor("half", np.ones((4, 256), dtype=np.float16))
+    kind = gguf.GGMLQuantizationType.Q8_0
+    writer.add_tensor("last", gguf.quants.quantize(np.ones((4, 256), dtype=np.float32), kind), raw_dtype=kind)
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("alignment", [None, 64])
+def test_a_gguf_file_that_was_cut_is_no_complete_model(tmp_path, alignment):
+    """`wget` that was broken off leaves one; nothing but its header says so."""
+    path = gguf_file(tmp_path, alignment=alignment)
+    whole = path.read_bytes()
+    assert judge(program.source_listing(str(path), None))["state"] == "complete"
+    last = 4 * 256 // 32 * 34  # bytes of the last tensor; what stands behind it is padding
+    for size, said in [
+        (len(whole) - last, f"{last} bytes too short"),
+        (len(whole) - last // 2, f"{last // 2} bytes too short"),
+        (200, "the file ends within its header"),
+        (6, "the file ends within its header"),
+    ]:
+        path.write_bytes(whole[:size])
+        verdict = judge(program.source_listing(str(path), None))
+        assert (verdict["state"], verdict["wrong"][0]["why"]) == ("size mismatch", said)
+    path.write_bytes(b"<html>" + whole)
+    assert judge(program.source_listing(str(path), None))["state"] == "corrupt"
+
+
+def test_types_of_tensors_are_as_large_as_the_library_says():
+    sizes = gguf.constants.GGML_QUANT_SIZES
+    known = {int(kind): size for kind, size in sizes.items() if kind.name not in ("Q8_1",)}  # never in a file
+    assert {kind: size for kind, size in program.GGML_BLOCKS.items() if kind in known} == {
+        kind: size for kind, size in known.items() if kind in program.GGML_BLOCKS
+    }
+    assert len(set(known) & set(program.GGML_BLOCKS)) > 30
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200), st.integers(0, 900), st.booleans())
+def test_any_bytes_have_an_end_or_are_refused(any_gguf, noise, cut, front):
+    data = b"GGUF" + noise if front else any_gguf[:cut] + noise + any_gguf[cut + len(noise) :]
+    try:
+        assert program.gguf_end(io.BytesIO(data), len(data)) >= 0
+    except BadHeader:
+        pass
+
+
+@pytest.fixture(scope="module")
+def any_gguf(tmp_path_factory):
+    return gguf_file(tmp_path_factory.mktemp("any")).read_bytes()
+
+
 # -- what is expected
 
 
@@ -188,6 +253,16 @@ def test_each_state_and_what_is_missing(change, state, missing):
     verdict = judge(listing(**change))
     assert (verdict["state"], sorted(one["path"] for one in verdict["missing"])) == (state, sorted(missing))
     assert all(one["bytes"] == SIZES[one["path"]] for one in verdict["missing"])
+
+
+def test_where_nothing_says_what_is_missing_that_is_said():
+    """A cache of an older library without `trees/`, and not even an index in it."""
+    verdict = judge({"files": {"config.json": {"size": 2}}, "index": {}})
+    assert verdict["state"] == "metadata only"
+    assert program.missing_in_words(verdict).startswith("not one file of weights is there")
+    verdict = judge({"files": {"config.json": {"size": 2}}, "index": {}}, ["*.gguf"])
+    assert verdict["state"] == "absent"
+    assert program.missing_in_words(verdict) == "none of its files belongs to the model: *.gguf"
 
 
 def test_a_folder_that_is_not_there_is_absent_with_the_reason():

@@ -132,6 +132,70 @@ def _place(entry):
     return begin, end, bits
 
 
+# (elements of a block, its bytes) by ggml's number of a tensor's type
+GGML_BLOCKS = {
+    0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 10: (256, 84),
+    11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292), 16: (256, 66), 17: (256, 74),
+    18: (256, 98), 19: (256, 50), 20: (32, 18), 21: (256, 110), 22: (256, 82), 23: (256, 136), 24: (1, 1), 25: (1, 2),
+    26: (1, 4), 27: (1, 8), 28: (1, 8), 29: (256, 56), 30: (1, 2), 34: (256, 54), 35: (256, 66), 39: (32, 17),
+    40: (64, 36), 41: (128, 18),
+}  # fmt: skip
+GGUF_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # of a value, by its type
+
+
+def gguf_end(file, size):
+    """How many bytes a GGUF file (ggml/docs/gguf.md) has to have at least, from its header. Raises BadHeader."""
+    left = size
+
+    def within(count):
+        nonlocal left
+        left -= count
+        if left < 0:
+            raise BadHeader("the file ends within its header")
+        return count
+
+    def number(count):
+        return int.from_bytes(file.read(within(count)), "little")
+
+    def past(count):
+        file.read(within(count)) if count < BLOCK else file.seek(within(count), 1)
+
+    def value(kind, count, depth=0):
+        if kind in GGUF_BYTES:
+            past(GGUF_BYTES[kind] * count)
+        elif kind == 8:
+            for _ in range(count):
+                past(number(8))
+        elif kind == 9 and depth < 4:
+            for _ in range(count):
+                value(number(4), number(8), depth + 1)
+        else:
+            raise BadHeader("the header is not readable")
+
+    past(4)
+    if number(4) not in (2, 3):
+        return size  # of the first version, or for big-endian machines: not looked into
+    count, pairs, align, end = number(8), number(8), 32, 0
+    for _ in range(pairs):
+        length = number(8)
+        key = file.read(within(length)) if length < 1000 else past(length)
+        kind = number(4)
+        if key == b"general.alignment" and kind == 4:
+            align = number(4) or 32
+        else:
+            value(kind, 1)
+    for _ in range(count):
+        past(number(8))
+        dimensions, elements = number(4), 1
+        if dimensions > 8:
+            raise BadHeader("the header is not readable")
+        for _ in range(dimensions):
+            elements *= number(8)
+        block, each = GGML_BLOCKS.get(number(4), (1, 0))  # of one that is not known only the place counts
+        end = max(end, number(8) + -(-elements // block) * each)
+    return -(-(size - left) // align) * align + end if count else size - left
+
+
 def looks_like(head):
     if head.startswith(b"version https://git-lfs"):
         return "it is a pointer of Git LFS, not the file"
@@ -243,6 +307,8 @@ def judge(listing, patterns=()):
     answer = {"state": "absent", "files": [], "bytes": 0, "missing": [], "wrong": [], "known_from": known, "notes": []}
     if not (listing.get("exists", True) or listing.get("tree")) or not wanted:
         answer["notes"] = [listing["why"]] if listing.get("why") else []
+        if not answer["notes"] and files:
+            answer["notes"] = ["none of its files belongs to the model: %s" % (", ".join(patterns) or "no weights")]
         return answer
     missing, wrong, good = [], [], []
     for path in sorted(wanted):
@@ -286,6 +352,8 @@ def judge(listing, patterns=()):
             wrong.append({"path": name, "bytes": None, "why": "it is no index", "kind": "corrupt"})
     answer.update(files=good, missing=missing, wrong=wrong, bytes=sum(one["size"] for one in good))
     answer["state"] = _state(wanted, answer)
+    if answer["state"] == "metadata only" and not any(is_weight(path) for path in wanted):
+        answer["notes"].append("not one file of weights is there, and nothing that is there says which it has to have")
     if listing.get("incomplete", {}).get("bytes"):
         answer["notes"].append(
             "%s of downloads that never ended lie beside it" % size_of(listing["incomplete"]["bytes"])
@@ -417,7 +485,12 @@ def head_of(path, size):
         with open(path, "rb") as file:
             if path.endswith(".gguf"):
                 head = file.read(64)
-                return None if head[:4] == b"GGUF" else {"error": "no GGUF file (%s)" % looks_like(head)}
+                if head[:4] != b"GGUF":
+                    return {"error": "no GGUF file (%s)" % looks_like(head)}
+                file.seek(0)
+                end = gguf_end(file, size)
+                short = "%d bytes too short" % (end - size)
+                return {"error": short, "kind": "size mismatch"} if end > size else None
             if not path.endswith(".safetensors"):
                 return None
             head = file.read(8)
@@ -425,6 +498,8 @@ def head_of(path, size):
             head += file.read(min(length, MAX_HEADER, 256) if length > size else length)
     except OSError as error:
         return {"error": "cannot be read: %s" % error.strerror}
+    except BadHeader as error:
+        return {"error": str(error), "kind": "size mismatch" if "ends within" in str(error) else "corrupt"}
     try:
         names, end = tensors(head, size)
         return {"names": names, "end": end}
@@ -1988,6 +2063,8 @@ class Model:
                 for key in ("state", "kind", "place", "commit", "bytes", "missing", "wrong", "notes", "known_from")
             }
             said["source"]["files"] = len(self.source["files"])
+        if self.listing and self.listing.get("repository"):
+            said["hub_cache"] = os.path.dirname(self.listing["repository"])
         said["stale"] = self.stale
         said["mount"] = mount_of(self.parent)
         said["begun_bytes"] = sum(
