@@ -41,7 +41,10 @@ _SHOWN = 6  # lines of what is missing of a model
 @click.option("--drop-old", is_flag=True, help="Give up the old copy first where old and new have no room together.")
 @click.option("--no-boot", is_flag=True, help="Only now: place no unit that stages at each boot.")
 @click.option(
-    "--threads", type=click.IntRange(1, 256), metavar="N", help="Ranges at a time. [default: two a core, 8 to 32]"
+    "--threads",
+    type=click.IntRange(1, 64),
+    metavar="N",
+    help="Ranges at a time, 4 MiB of memory each. [default: two a core, 8 to 32]",
 )
 @options(check_option, yes_option, json_option)
 def command(

@@ -353,6 +353,7 @@ def test_the_verb_shows_stages_verifies_and_has_nothing_to_do_the_second_time(in
         (["mm"], 2, "models.yml: no model 'mm'; did you mean 'm'?"),
         (["-t", "ct9"], 2, "no machine and no group ct9"),
         (["--threads", "0"], 2, "0 is not in the range"),
+        (["--threads", "65"], 2, "65 is not in the range"),  # their buffers would take more than 300 MB
         (["-i", "nowhere"], 2, "no such inventory folder"),
     ],
 )
