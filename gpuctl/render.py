@@ -257,7 +257,7 @@ def tmpfs(wanted: Tmpfs) -> File:
         raise CannotRender(f"huge: {wanted.huge!r}; there are never, always, within_size, advise")
     options = [f"size={wanted.size_bytes}", f"mode={wanted.mode}"]
     options += [f"mpol={wanted.policy}"] if wanted.policy else []
-    options += [f"huge={wanted.huge}"] if wanted.huge else []
+    options += [f"huge={wanted.huge or 'never'}"]  # a remount without it leaves what there was
     text = _unit(
         OURS,
         Unit=["Description=Models in memory"],

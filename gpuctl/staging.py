@@ -277,7 +277,9 @@ def tmpfs_for(machine: Machine, folder: str, found: Sequence[Found]) -> Tmpfs:
         size = max(need, int(mounted["bytes"])) if mounted else need
     nodes = max((int(one.raw.get("mount", {}).get("numa_nodes", 1)) for one in found), default=1)
     numa = str(options.get("numa", "interleave" if nodes > 1 else "none"))
-    return Tmpfs(folder, size, policy=None if numa == "none" else numa, huge=options.get("huge"))
+    # What is mounted keeps a policy until it is given another one; `local` is what none comes to.
+    none = "local" if mounted and mounted.get("policy") else None
+    return Tmpfs(folder, size, policy=none if numa == "none" else numa, huge=options.get("huge"))
 
 
 def _tmpfs_options(machine: Machine, folder: str) -> dict[str, Any]:
@@ -490,11 +492,19 @@ def _to_place(
         unit = shown.get(PurePosixPath(units[folder].path).name, {})
         if unit.get("SourcePath") == "/etc/fstab":
             continue  # the user's own
-        mounted = [found.raw["mount"]["bytes"] for found in staged.values() if found.raw["mount"]["point"] == folder]
-        if not mounted or min(mounted) < one.size_bytes or not in_place(units[folder]):
+        mounted = [found.raw["mount"] for found in staged.values() if found.raw["mount"]["point"] == folder]
+        if not mounted or not _mounted_so(one, mounted[0]) or not in_place(units[folder]):
             wanted.append(one)
     missing = [file for several in files if not all(in_place(file) for file in several) for file in several]
     return tuple(wanted), tuple({file.path: file for file in missing}.values()), tuple(unsized)
+
+
+def _mounted_so(wanted: Tmpfs, mount: Mapping[str, Any]) -> bool:
+    """Whether what is mounted is large enough, and has this policy and these huge pages. (The kernel says
+    `interleave:0-1` of an `interleave`: which nodes are in it is seen in the unit.)"""
+    policy = str(mount.get("policy") or "").partition(":")[0] == (wanted.policy or "").partition(":")[0]
+    huge = (mount.get("huge") or "never") == (wanted.huge or "never")
+    return mount["bytes"] >= wanted.size_bytes and policy and huge
 
 
 def read_placed(text: str) -> tuple[dict[str, str], dict[str, dict[str, str]], bool]:

@@ -28,9 +28,14 @@ class Desk:
         self.lab, self.folder = lab, folder
         self.inventory = folder / "inventory"
         shutil.copytree(ROOT / "inventory" / "kpro6", self.inventory)
-        shutil.copy(lab.inventory / "hosts.yml", self.inventory / "hosts.yml")
+        self.tmpfs("{numa: interleave, huge: within_size}")
         with open(self.inventory / "models.yml", "a") as file:
             file.write(f"big: {{path: {MODELS}/big, source: /root/big, stage: true}}\n")
+
+    def tmpfs(self, options: str) -> None:
+        hosts = (self.lab.inventory / "hosts.yml").read_text()
+        more = f"{GUEST}:\n          gpuctl_tmpfs: {{{MODELS}: {options}}}\n"
+        (self.inventory / "hosts.yml").write_text(hosts.replace(f"{GUEST}:\n", more))
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -71,6 +76,7 @@ def test_a_model_comes_into_a_tmpfs_of_its_own_and_is_there_again_whatever_happe
     code, said = desk.stage("qwen3.6-27b", "--yes")
     assert (code, "every SHA-256 as it has to be" in said) == (0, True), said
     assert desk.here("findmnt", "-n", "-o", "FSTYPE", MODELS) == "tmpfs"
+    assert "huge=within_size,mpol=interleave" in desk.here("grep", MODELS, "/proc/mounts")
     assert json.loads(desk.here("cat", f"{QWEN}/MANIFEST.json"))["source"]["kind"] == "hub"
     assert (
         desk.here("systemctl", "is-enabled", "gpuctl-stage-qwen3.6-27b", "run-gpuctl-models.mount")
@@ -82,6 +88,15 @@ def test_a_model_comes_into_a_tmpfs_of_its_own_and_is_there_again_whatever_happe
     desk.here("systemctl", "restart", "gpuctl-stage-qwen3.6-27b")
     assert "staged" in desk.here("journalctl", "-u", "gpuctl-stage-qwen3.6-27b", "-n", "20", "-o", "cat")
     code, said = desk.stage("qwen3.6-27b", "--check", "--verify")
+    assert (code, "->" in said) == (0, False), said
+
+    # another wish is taken by what is mounted, and what is in it stays
+    desk.tmpfs("{numa: none}")
+    code, said = desk.stage("qwen3.6-27b", "--yes")
+    assert (code, "NUMA local" in said) == (0, True), said
+    options = desk.here("grep", MODELS, "/proc/mounts")
+    assert ("huge" in options, "interleave" in options) == (False, False), options
+    code, said = desk.stage("qwen3.6-27b", "--check")
     assert (code, "->" in said) == (0, False), said
 
     # somebody else fills it

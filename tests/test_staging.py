@@ -419,7 +419,7 @@ def test_what_does_not_fit_is_refused_before_a_byte_is_written(memory, source):
     with pytest.raises(StagingError, match=r"the memory of the node has 10\.5 MB free, and .* are needed") as caught:
         stage(memory, source, asked=told)
     assert caught.value.kind == "room"
-    assert not any(path.is_file() for path in (memory / ".staging-m").rglob("*.safetensors"))
+    assert list(memory.iterdir()) == []
 
 
 def test_where_old_and_new_have_no_room_the_old_one_stays_unless_it_is_given_up(memory, tmp_path):
@@ -537,6 +537,28 @@ def test_the_inventory_decides_where_it_says_something():
     options = {"/run/gpuctl/models": {"size": "64G", "numa": "bind:0", "huge": "within_size"}}
     sized = staging.tmpfs_for(Machine("a", "machine", vars={"gpuctl_tmpfs": options}), "/run/gpuctl/models", [found(1)])
     assert (sized.size_bytes, sized.policy, sized.huge) == (64 << 30, "bind:0", "within_size")
+
+
+def test_a_policy_that_is_no_longer_wanted_is_taken_from_what_is_mounted():
+    """A remount keeps what it is not told of."""
+    folder = "/run/gpuctl/models"
+    mount = {"point": folder, "bytes": 64 << 30, "policy": "bind:0", "huge": "always"}
+
+    def wanted(mount, **options):
+        machine = Machine("a", "machine", vars={"gpuctl_tmpfs": {folder: options}})
+        one = staging.tmpfs_for(
+            machine,
+            folder,
+            [Found("m", f"{folder}/m", True, "staged", {"mount": mount, "copy": {"state": "staged", "bytes": 1}})],
+        )
+        return one.policy, staging._mounted_so(one, mount)
+
+    assert wanted(mount, numa="none") == ("local", False)
+    assert wanted({**mount, "policy": "local", "huge": ""}, numa="none") == ("local", True)
+    assert wanted({**mount, "policy": "", "huge": ""}, numa="none") == (None, True)
+    assert wanted({**mount, "policy": "interleave:0-1"}, numa="interleave", huge="always") == ("interleave", True)
+    assert wanted(mount, numa="bind:0", huge="within_size") == ("bind:0", False)
+    assert wanted({**mount, "bytes": 1}, size="64G", numa="bind:0", huge="always") == ("bind:0", False)
 
 
 @pytest.mark.parametrize(

@@ -835,14 +835,17 @@ def cgroup_limit(folder: str, unified: bool, read: Any) -> dict[str, Any] | None
 def mount_of(folder):
     """What a folder, which need not be there, is on.
 
-    {"point", "kind", "in_memory", "shared", "bytes", "used", "numa_nodes", "hides"}
+    {"point", "kind", "in_memory", "shared", "bytes", "used", "numa_nodes", "hides", "policy", "huge"}
     `shared`: a memory file system that the system needs for itself. `hides`: some names of what is in the folder, where
-    it is none's mount point: a file system that is mounted there hides it.
+    it is none's mount point: a file system that is mounted there hides it. `policy`, `huge`: a tmpfs's, or "".
     """
     asked = folder
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
-    point, kind = mount_under(folder)
+    table = mounts()
+    point, kind = mount_under(folder, table)
+    options = [one for at, _, _, one in table if at == point][-1:]  # the last one hides those below it
+    policy, huge = (re.search("(?:^|,)%s=([^,]*)" % name, "".join(options)) for name in ("mpol", "huge"))
     try:
         hides = sorted(os.listdir(asked))[:3] if point != os.path.realpath(asked) else []
     except OSError:
@@ -856,6 +859,7 @@ def mount_of(folder):
     return {
         "point": point, "kind": kind, "in_memory": kind in IN_MEMORY, "shared": shared, "bytes": whole, "used": used,
         "numa_nodes": len(nodes), "hides": hides,
+        "policy": policy[1] if policy else "", "huge": huge[1] if huge else "",
     }  # fmt: skip
 
 
@@ -2196,11 +2200,13 @@ class Model:
             enough, still = fits(need, hopeful, headroom)
             if not job.get("drop_old") or not enough:
                 stays = "--drop-old gives up %s of it first" % size_of(freed) if enough else "without it: %s" % still
+                self.leave_nothing(begun)
                 raise Bad("room", "%s; the old copy stays until the new one is there; %s" % (why, stays))
             self.teller.say("the old copy goes first: %s" % why)
             remove(self.to + "." + MANIFEST)
             remove(self.to)
         elif not good:
+            self.leave_nothing(begun)
             raise Bad("room", why)
 
         def watch(left):
@@ -2238,6 +2244,12 @@ class Model:
                 manifest["files"][0]["from"] = manifest["alone"]
         publish(self.staging, self.to, manifest)
         return []
+
+    def leave_nothing(self, begun):
+        """Refused before a byte was written: a journal of nothing would look like a copy that was broken off."""
+        if not begun:
+            remove(self.staging)
+            self.said["begun_bytes"] = 0
 
 
 def missing_in_words(verdict):
