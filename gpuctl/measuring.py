@@ -98,7 +98,7 @@ def _judge(cell: Cell, up: Up, estimates: Mapping[str, Estimate], unstable_above
     if at_once is not None and at_once < cell.point.concurrency:
         notes.append(f"the server runs {at_once} requests at once, {cell.point.concurrency} were sent")
         return State.CAPACITY_LIMITED
-    for name in ("output_tok_s",):
+    for name in ("output_tok_s", "decode_tok_s"):
         value = estimates.get(name)
         if value and value.sd is not None and value.n >= 3 and value.sd > unstable_above * value.mean:
             notes.append(f"{name}: repetitions differ by {value.sd / value.mean:.1%} (more than {unstable_above:.0%})")

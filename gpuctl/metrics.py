@@ -25,7 +25,7 @@ class Metric(NamedTuple):
     what: str
 
 
-# Of a request; of a repetition it is the mean over its requests that succeeded.
+# Of a request; of a repetition it is the mean over its requests that succeeded (decode_tok_s: from their mean time).
 _OF_REQUESTS = {
     "ttft_ms": Metric("ms", "time to first token: first chunk with content - request sent"),
     "time_per_token_ms": Metric("ms", "(last chunk - first chunk) / (tokens - tokens in the first chunk)"),
@@ -70,6 +70,7 @@ METRICS: Mapping[str, Metric] = {
 
 # No model makes more in one answer: larger numbers are a server's mistake.
 _BELIEVABLE = 100_000_000
+_AT_ONCE_S = 20e-6  # a token, of one stream: ten times faster than any model is served
 
 
 def believable(value: object) -> int | None:
@@ -225,10 +226,10 @@ def request_metrics(row: Row) -> dict[str, float]:
         out["completion_tokens"] = made.total
         if e2e > 0:
             out["request_tok_s"] = made.total / e2e * 1e3
-        if made.last > made.first and last > first:
+        if made.last > made.first and last > first and not came_at_once(row):
             out["time_per_token_ms"] = (last - first) * 1e3 / (made.last - made.first)
             out["decode_tok_s"] = 1e3 / out["time_per_token_ms"]
-        if made.total > 1 and last > first:
+        if made.total > 1 and last > first and not came_at_once(row):
             out["tpot_ms"] = (e2e - ttft) / (made.total - 1)
     speed = prefill(row)
     if speed is not None:
@@ -237,6 +238,16 @@ def request_metrics(row: Row) -> dict[str, float]:
     if accepted is not None:
         out["acceptance_length"] = accepted[0]
     return out
+
+
+def came_at_once(row: Row) -> bool:
+    """Whether an answer's chunks were read in one go, faster than any server writes: something on the way held them
+    back (a proxy, a load generator that had to wait for a processor), and when they were made is not known any more.
+    """
+    chunks, made = row.get("t_chunks"), tokens(row)
+    if not chunks or isinstance(made, str) or made.last <= made.first:
+        return False
+    return bool((chunks[-1] - chunks[0]) < _AT_ONCE_S * (made.last - made.first))
 
 
 def percentile(values: Iterable[float], share: float) -> float:
@@ -344,7 +355,14 @@ def repetition(rows: Sequence[Row], summary: Mapping[str, Any]) -> Repetition:
         out["acceptance_length"] = math.fsum(lengths) / len(lengths)
     made = [tokens(row) for row in good]
     notes += [f"tokens not known: {why}" for why in sorted({m for m in made if isinstance(m, str)})]
-    gaps = [itl_ms(row) for row in good]
+    at_once = sum(came_at_once(row) for row in good)
+    if at_once:
+        notes.append(
+            f"{at_once} of {len(good)} answers were held back on the way and read at once: their speed is lost"
+        )
+    if "time_per_token_ms" in out:  # not the mean of speeds, which one stream that was held back for a while would rule
+        out["decode_tok_s"] = 1e3 / out["time_per_token_ms"]
+    gaps = [] if at_once else [itl_ms(row) for row in good]
     if gaps and all(gap is not None for gap in gaps):
         every = [value for gap in gaps for value in gap or ()]
         if every:

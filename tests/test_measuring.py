@@ -114,3 +114,16 @@ def test_a_cache_that_cannot_be_emptied_is_noted():
     # A machine that has other work may add what that did to the stamps.
     assert "the prefix cache could not be emptied: /flush_cache answered 404" in what.notes
     assert json.loads(json.dumps(what.raw)) == list(what.raw)
+
+
+def test_streams_that_differ_in_speed_are_unstable_also_where_the_whole_took_the_same_time():
+    count = iter(range(100))
+
+    def answer(request):
+        head, first, *rest = tokens(request)
+        pause = 0.3 if next(count) % 2 else 0.02
+        return [head, 0.32 - pause, first, pause, *rest]
+
+    what, _ = measured(cell("decode", reps=3, prompts=["fib"], max_tokens=[4]), answer)
+    assert what.state is State.UNSTABLE
+    assert any(note.startswith("decode_tok_s: repetitions differ") for note in what.notes)

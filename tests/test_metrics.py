@@ -212,6 +212,22 @@ def test_a_generator_that_reads_later_than_chunks_come_says_so():
     assert repetition([row()], {"lag_ms": None}).notes == ()
 
 
+def test_one_stream_that_was_held_back_for_a_while_does_not_rule_the_mean_speed():
+    """Three streams of 10 tokens a second, and one whose last chunks came together: it seems to have made 1000."""
+    rows = [row(), row(), row(), row(chunks=(10.797, 10.798, 10.799, 10.8))]
+    assert repetition(rows, SUMMARY).metrics["decode_tok_s"] == close(1000 / (3 * 100 + 1) * 4)
+
+
+def test_an_answer_that_was_read_in_one_go_has_no_speed():
+    at_once = row(chunks=(10.8, 10.800001, 10.800002, 10.800003))
+    assert not {"time_per_token_ms", "decode_tok_s", "tpot_ms"} & set(request_metrics(at_once))
+    assert request_metrics(at_once)["e2e_ms"] == close(800.003)
+    run = repetition([row(), at_once], SUMMARY)
+    assert run.metrics["decode_tok_s"] == close(10)
+    assert "itl_ms" not in run.metrics
+    assert run.notes == ("1 of 2 answers were held back on the way and read at once: their speed is lost",)
+
+
 def test_when_everything_failed_there_are_no_numbers():
     run = repetition([FAILED, FAILED], {"load_kept": 1.0})
     assert (run.requests, run.failed, run.wall_s) == (2, 2, 0.0)
