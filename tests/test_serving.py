@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuctl import plugins
+from gpuctl import plugins, serving
 from gpuctl.config import Server
 from gpuctl.engines import Launch
 from gpuctl.serving import Log, StartFailed, bring_up, take_down
@@ -124,3 +124,51 @@ def test_a_server_that_is_told_to_stop_is_not_going_down(tmp_path):
     asked = "[2026-11-30 16:56:01] SIGTERM received. signum=None frame=None. Draining requests and shutting down...\n"
     assert told_of(before + asked + "[2026-11-30 16:56:01] Subprocess" + after, tmp_path) == []
     assert told_of(log, tmp_path, stopped_by_us=True) == []
+
+
+STARTING = """
+import sys, time
+print("load_tensors: loading model tensors, this can take a while", flush=True)
+while True:
+    %s
+"""
+
+
+def started_slowly(supervisor, tmp_path, what, ready_within_s=60):
+    server = Server(
+        engine="llamacpp",
+        model="m",
+        program=[sys.executable, "-c", STARTING % what],
+        port=free_port(),
+        ready_within_s=ready_within_s,
+    )
+    with pytest.raises(StartFailed) as error:
+        bring_up(
+            plugins.get("engines", "llamacpp"),
+            Launch("s", server, "m"),
+            supervisor,
+            run=Run(tmp_path / "run"),
+            owner="test",
+            tell=lambda *_, **__: None,
+        )
+    return error.value.failure
+
+
+def test_a_start_that_only_spins_is_a_hang_with_the_name_of_its_stage(supervisor, tmp_path, monkeypatch):
+    """A collective that waits in vain for a rank computes at full speed."""
+    monkeypatch.setattr(serving, "HANG_AFTER_S", 2.0)
+    failure = started_slowly(supervisor, tmp_path, "pass")
+    assert failure.kind == "hang"
+    assert "s hangs after “loading weights”: no log line, reading or growth of memory for" in failure.summary
+    assert "this can take a while" in "\n".join(failure.evidence)
+    assert not any(unit.running for unit in supervisor.status()[0])
+
+
+@pytest.mark.parametrize(
+    "what", ["open('/dev/zero', 'rb').read(4 << 20)", "kept = [*globals().get('kept', ()), b'x' * (2 << 20)]"]
+)
+def test_reading_and_growing_are_no_hang(supervisor, tmp_path, monkeypatch, what):
+    monkeypatch.setattr(serving, "HANG_AFTER_S", 4.0)
+    failure = started_slowly(supervisor, tmp_path, f"{what}; time.sleep(0.2)", ready_within_s=7)
+    assert failure.kind == "timeout"
+    assert "was not ready within 7 s; it stopped after “" in failure.summary
