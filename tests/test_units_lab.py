@@ -177,7 +177,7 @@ def test_all_is_placed_found_in_place_the_next_time_and_taken_away(inventory, ma
         assert "T={{ not_a_template }}" in way.run(["systemctl", "cat", "gpuctl-x"]).text
         way.run(["sh", "-c", "echo model > /run/gpuctl/test-models/m"])
     assert node.run(["systemctl", "is-enabled", "gpuctl-devices"]).text == "enabled\n"
-    node.run(["sh", "-c", "echo 1 > /etc/knobs/numa; systemctl start gpuctl-tune"])  # as a boot does
+    node.run(["sh", "-c", "echo 1 > /etc/knobs/numa; systemctl restart gpuctl-tune"])  # as a boot does
     assert node.run(["cat", "/etc/knobs/numa"]).text == "0\n"
 
     assert changed(play("tmpfs", inventory, ["ct200"], {"tmpfs_files": tmpfs(16)})).keys() == {"ct200"}

@@ -430,7 +430,7 @@ class OwnUnit:
 
 SHOWN = (
     "Id LoadState ActiveState Result MainPID ExecMainPID ExecMainCode ExecMainStatus InvocationID ControlGroup "
-    "FragmentPath ConditionResult AssertResult"
+    "FragmentPath ConditionResult ConditionTimestampMonotonic AssertResult AssertTimestampMonotonic"
 ).split()
 
 
@@ -453,6 +453,9 @@ def shown(*units):
     return [dict(line.split("=", 1) for line in block.splitlines() if "=" in line) for block in blocks]
 
 
+CONDITIONS = ("Condition", "Assert")
+
+
 def unit_state(facts):
     """A unit in the same words as a supervised process."""
     owner = re.search(r"^# gpuctl campaign: (.*)$", read(facts.get("FragmentPath", "")) or "", re.M)
@@ -467,7 +470,8 @@ def unit_state(facts):
         elif code in (2, 3):  # CLD_KILLED, CLD_DUMPED
             ended["status"] = -status
             ended["signal"] = signal_name(status)
-        if facts.get("ConditionResult") == "no" or facts.get("AssertResult") == "no":
+        # One that was never asked says "no" as well.
+        if any(facts.get(k + "Result") == "no" and facts.get(k + "TimestampMonotonic") != "0" for k in CONDITIONS):
             ended["why"] = "a condition of the unit was not met"
         if facts.get("Result") == "oom-kill":
             ended["why"] = "oom-kill"
@@ -543,8 +547,9 @@ class SystemdUnit:
         self.partial = b""
         self.cursor = None  # of the last entry that was read
         self.ask = ["journalctl", "--output=json", "--all", "--no-tail", "--quiet", "--unit=" + self.name]
-        if self.facts.get("InvocationID"):
-            self.ask.append("_SYSTEMD_INVOCATION_ID=" + self.facts["InvocationID"])
+        self.invocation = self.facts.get("InvocationID")
+        if self.invocation:
+            self.ask.append("_SYSTEMD_INVOCATION_ID=" + self.invocation)
         self.journal = subprocess.Popen(
             [*self.ask, "--follow"],
             stdin=subprocess.DEVNULL,
@@ -606,6 +611,9 @@ class SystemdUnit:
 
     def ended(self):
         (self.facts,) = shown(self.name)
+        if self.invocation and not self.facts.get("InvocationID"):
+            # systemd forgets a unit that ended well; one that failed stays until somebody looked at it
+            return {"status": None, "signal": None, "why": "it ended without a failure, as systemd has it"}
         return unit_state(self.facts)["exit"]
 
 
