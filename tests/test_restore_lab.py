@@ -118,7 +118,7 @@ def test_a_campaign_goes_through_the_incident_without_a_person(campaign):
 def test_the_guest_serves_again_by_itself_while_the_controller_is_off(campaign):
     # as a server that gave up at boot
     campaign.lab.check("ct200", ["systemctl", "start", "gpuctl-failed@gpuctl-tp1-auto.service.service"])
-    assert "gpuctl-tp1-auto" in campaign.gpuctl("status", "-t", "ct200")[1]
+    assert "gpuctl-tp1-auto failed at 20" in campaign.gpuctl("status", "-t", "ct200")[1]
     code, out, err = campaign.gpuctl("restore", "-t", "ct200")
     assert code == 1, out + err
     assert "nobody is there to allow it" in err
