@@ -5,9 +5,9 @@
 Cold: the page cache has none of the files. stage.py hashes every byte on the way; the others do not (rclone compares
 nothing for local files either, when told to transfer by size). "Direct reads" is what the disk gives: the same files read by as
 many threads past the page cache into nothing, in huge pages as stage.py has them; "and SHA-256" is that with every byte
-hashed, which nothing that verifies can be faster than here. Warm: all of them are in the page cache (`--cached`: the size of that model). All fill a folder of a
-tmpfs that is empty before. Rounds go through all contenders in turn, forwards and backwards; the medians are compared. Memory is the highest VmRSS of
-stage.py's process: what it holds beside the model itself, which it does not map. `--write` puts it into docs/staging.md.
+hashed, which nothing that verifies can be faster than here. Warm: all of them are in the page cache (`--cached`: the size
+of that model). All fill a folder of a tmpfs that is empty before. Rounds go through all contenders in turn, forwards and
+backwards; the medians are compared. Memory is the highest VmRSS of stage.py's process: what it holds beside the model itself, which it does not map. `--write` puts it into docs/staging.md.
 """
 
 from __future__ import annotations
@@ -183,15 +183,6 @@ def contenders(threads: int) -> tuple[dict[str, Callable], dict[str, Callable]]:
     return cold, warm
 
 
-def settle(memory: str, size: int) -> None:
-    """So much memory is the machine's: a virtual one gives what is free back to its host, and gets it again page by page
-    while whoever comes next is timed."""
-    with tempfile.TemporaryFile(dir=memory) as file:
-        piece = bytes(16 << 20)
-        for _ in range(-(-size // len(piece))):
-            file.write(piece)
-
-
 def measure(
     which: dict[str, Callable], source: Path, memory: str, rounds: int, threads: int, warm: bool
 ) -> dict[str, list[float]]:
@@ -202,7 +193,6 @@ def measure(
         for name, run in [*which.items()][:: 1 if turn % 2 else -1]:
             with tempfile.TemporaryDirectory(prefix="gpuctl-perf-", dir=memory) as to:
                 remember(source) if warm else forget(source)
-                settle(memory, total)
                 began = time.perf_counter()
                 run(source, Path(to), threads)
                 took = time.perf_counter() - began
