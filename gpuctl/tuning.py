@@ -358,7 +358,10 @@ def gpus_of(node: Snapshot, minors: Collection[int]) -> tuple[str, ...]:
 
 
 def guest_edit(box: Box, *, undo: bool = False) -> remedies.Edit:
-    """The guest's configuration with those lines, or (`undo`) without any of their kind. Raises CannotTune."""
+    """The guest's configuration with those lines, or (`undo`) without any of their kind.
+
+    Raises CannotTune, also where it has others of their kind: nothing could bring back what somebody wrote there.
+    """
     try:
         guest = proxmox.conf_of(box)
     except Unknown as unknown:
@@ -367,5 +370,10 @@ def guest_edit(box: Box, *, undo: bool = False) -> remedies.Edit:
     there = guest.conf.lxc(*CPUSET)
     if [line.text.strip() for line in there] == list(wished):
         return remedies.Edit(guest, guest.conf)
+    if there and not undo:
+        raise CannotTune(
+            f"guest CPUs: {guest.path} line {there[0].number} says {there[0].text.strip()}; if it may go, "
+            "`gpuctl tune --guest-cpus --undo` takes it out, and then again"
+        )
     bare = guest.conf.without([line.number for line in there])
     return remedies.Edit(guest, bare.added(wished))

@@ -22,6 +22,12 @@ def test_an_sglang_that_does_not_say_it_of_its_workers_says_it_of_all():
     assert (told.requests_at_once, told.kv_tokens) == (128, None)
 
 
+@pytest.mark.parametrize("program", [[], ["/opt/vllm/bin/vllm"], ["/opt/vllm/bin/vllm", "serve"]])
+def test_vllm_serves_whether_its_program_says_so_or_not(program):
+    words = plugins.get("engines", "vllm").argv(Launch("s", Server(engine="vllm", model="m", program=program), "/m"))
+    assert words[:3] == ((program or ["vllm"])[0], "serve", "/m")
+
+
 @pytest.mark.parametrize(
     ("flags", "at_once"),
     [({}, None), ({"max-num-seqs": 32}, 32), ({"max_num_seqs": 32, "data-parallel-size": 4}, 128)],

@@ -120,7 +120,8 @@ def ask(
         if text:
             helps[key] = text
         else:
-            missing[key] = [[*words_of(launch, engine), *more] for more in engine.HELP]
+            words = words_of(launch, engine)  # may end with the word of the engine that HELP begins with
+            missing[key] = [[*words, *(more[1:] if words[-1:] == more[:1] else more)] for more in engine.HELP]
     if missing:
         tell(
             f"asking {machine} for the flags of {len(missing)} installed version{'s' if len(missing) > 1 else ''}, once"

@@ -31,7 +31,9 @@ def argv(launch: Launch) -> tuple[str, ...]:
     speculative = given.get("speculative-config")
     if launch.draft and isinstance(speculative, dict):
         given["speculative-config"] = {"model": launch.draft, **speculative}
-    words = [*program(launch, PROGRAM), "serve", str(launch.model), "--host", server.host, "--port", str(server.port)]
+    words = list(program(launch, PROGRAM))
+    words += [] if words[-1] == "serve" else ["serve"]  # `program` may end with it
+    words += [str(launch.model), "--host", server.host, "--port", str(server.port)]
     if launch.ranks > 1:
         address, _, port = str(launch.head).rpartition(":")
         words += ["--nnodes", str(launch.ranks), "--node-rank", str(launch.rank)]
