@@ -152,6 +152,7 @@ class Supervisor:
         self.transport = transport
         self.folder = folder
         self.python = python
+        self._invocations: dict[str, str | None] = {}  # systemd's id of the start that we made, by unit
 
     def _job(self, **job: Any) -> tuple[list[str], bytes]:
         return agent("supervise", {"dir": self.folder, "systemd": self.systemd, **job}, python=self.python)
@@ -198,7 +199,7 @@ class Supervisor:
     def watch(self, unit: str, health: Sequence[str], on_log: Callable[[str], None]) -> Watch:
         """Follows the server in a thread. `health`: URLs of which the first known one answers 200 when ready."""
         watching = Watch(progress_at=time.monotonic())
-        command, stdin = self._job(op="watch", unit=unit, health=list(health))
+        command, stdin = self._job(op="watch", unit=unit, health=list(health), invocation=self._invocations.get(unit))
 
         def follow() -> None:
             try:
@@ -246,7 +247,9 @@ class Units(Supervisor):
 
     def start(self, server: Start) -> UnitState:
         self.place(server)
-        return _started(self._do(150, op="start", unit=server.unit))
+        answer = self._do(150, op="start", unit=server.unit)
+        self._invocations[server.unit] = (answer.get("started") or {}).get("invocation") or None
+        return _started(answer)
 
 
 def _started(answer: Mapping[str, Any]) -> UnitState:

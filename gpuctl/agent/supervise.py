@@ -3,7 +3,7 @@
 A job is one JSON object on stdin, answers are JSON lines on stdout. Operations:
   start   {dir, unit, argv, env, cwd, secrets, owner}   -> {"started": state} | {"error": ...}
   status  {dir, unit?, ports?}                          -> {"units": [state...], "listeners": {port: process}}
-  watch   {dir, unit, health: [url...], every_s}        -> {"log"}*, {"beat", "health"}*, {"exit"}   until it ends
+  watch   {dir, unit, health: [url...], every_s, invocation?} -> {"log"}*, {"beat", "health"}*, {"exit"}   until it ends
   ask     {requests: [{method, url, body, headers, timeout_s}]} -> {"answers": [...]}
   stop    {dir, unit, grace_s, killed_s}                -> {"stopped": state, "left": [process...]}
 With "systemd": true the unit file is there already, and `dir` is not used: start and stop are systemctl's, the log is
@@ -547,7 +547,8 @@ class SystemdUnit:
         self.partial = b""
         self.cursor = None  # of the last entry that was read
         self.ask = ["journalctl", "--output=json", "--all", "--no-tail", "--quiet", "--unit=" + self.name]
-        self.invocation = self.facts.get("InvocationID")
+        # systemd has forgotten one that ended well meanwhile; without it the words of earlier starts would be read
+        self.invocation = self.facts.get("InvocationID") or job.get("invocation")
         if self.invocation:
             self.ask.append("_SYSTEMD_INVOCATION_ID=" + self.invocation)
         self.journal = subprocess.Popen(
