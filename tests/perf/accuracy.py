@@ -206,6 +206,12 @@ At 128 streams a lag of at most 0.05 ms (p50) and 0.5 ms (p99) and a mean TTFT r
 1 ms.
 
 {verdict}
+
+## Measured elsewhere
+
+On real GPUs, with dates, versions and commands (doctor, `load` beside `sglang.bench_serving`, campaigns, memory plans, all-reduce):
+[gpu.md](gpu.md). Models into memory: [staging.md](staging.md). What gpuctl adds: [overhead.md](overhead.md),
+[deploying.md](deploying.md), [doctor.md](doctor.md), [diagnose.md](diagnose.md).
 """
 
 
