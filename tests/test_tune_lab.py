@@ -61,7 +61,8 @@ def test_settings_are_set_read_back_there_after_a_reboot_and_undone(lab_to_break
     assert again.returncode == 0, again.stdout + again.stderr
     would = gpuctl(lab, "tune", "-t", "ct200", "--undo", "--check")
     assert "-MaxReadReq 0000:23:00.0 = 5000\n" in would.stdout
-    assert gpuctl(lab, "tune", "-t", "ct200", "--undo", "--yes").returncode == 0
+    undone = gpuctl(lab, "tune", "-t", "ct200", "--undo", "--yes")
+    assert undone.returncode == 0, undone.stdout + undone.stderr
     assert register(lab, "0000:23:00.0", "CAP_EXP+8.w") == before
     assert int(register(lab, "0000:22:00.0", "ECAP_ACS+6.w"), 16) & 0x0C == 0x0C
     assert lab.run("kpro6", ["systemctl", "is-enabled", "gpuctl-tune"]).returncode != 0
