@@ -72,7 +72,7 @@ latex: ## the LaTeX that `gpuctl report --format pdf` needs (Debian and Ubuntu, 
 	else echo "no LaTeX here and no right to install it: the tests of the PDF report are skipped"; fi
 
 # The lab waits for machines to boot, the end-to-end tests for engines to answer: both run beside the rest.
-# On two cores that takes thirteen minutes.
+# On two cores that takes eleven minutes, twenty where they have other work.
 test: latex $(V)/ready ## everything
 	$(MAKE) --no-print-directory -j3 check e2e lab-test
 
