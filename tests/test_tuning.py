@@ -6,12 +6,15 @@ import json
 import re
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuctl import render, tuning
 from gpuctl.box import Box, Snapshot, Wanted
+from gpuctl.cli import tune
 from gpuctl.tuning import CannotTune, Wishes, wanted
 
 DOCUMENT = json.loads((Path(__file__).parent / "machines/kpro6.json").read_text())
@@ -230,3 +233,15 @@ def test_access_control_stays_where_any_driver_of_vfio_has_a_device(driver):
     document["pci"]["devices"]["0000:c4:00.0"]["driver"] = driver
     with pytest.raises(CannotTune, match=r"0000:c4:00\.0 is for virtual machines"):
         wanted(Snapshot(document), "none", Wishes(no_acs_redirect=True))
+
+
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_no_setting_is_changed_unasked(tmp_path, words, monkeypatch):
+    """Also not by --json, which looks as if it only showed them."""
+    setting = next(one for one in wanted(KPRO6, "none", Wishes(max_read_request=256)) if not one.well)
+    monkeypatch.setattr("gpuctl.cli.tune._seen", lambda *_: ((setting,), ()))
+    monkeypatch.setattr("gpuctl.deploy.tune", lambda *_, **__: pytest.fail("it was changed"))
+    (tmp_path / "hosts.yml").write_text("all: {hosts: {box: {ansible_connection: local}}}\n")
+    done = CliRunner().invoke(tune.command, ["-i", str(tmp_path), "-t", "box", *words], standalone_mode=False)
+    assert isinstance(done.exception, click.UsageError)
+    assert "nobody is there; --yes says yes" in done.exception.message

@@ -35,6 +35,15 @@ def document(value: Any) -> None:
     click.echo(json.dumps(value, indent=1, default=str))
 
 
+def consent(question: str) -> None:
+    """Asks whoever sits at the terminal before a change. Raises UsageError where nobody does, Abort at a no."""
+    if not sys.stdin.isatty():
+        raise click.UsageError(
+            "it asks before it changes a machine, and nobody is there; --yes says yes"
+        )
+    click.confirm(question, abort=True, err=True)
+
+
 def colour(stream: Any = sys.stdout) -> bool:
     """Whether colours are welcome (https://no-color.org)."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and stream.isatty()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuctl.cli import FINDINGS, INTERRUPTED, UNKNOWN, USAGE, WELL
-from gpuctl.cli._console import document, out, say
+from gpuctl.cli._console import consent, document, out, say
 from gpuctl.cli._options import (
     box_option,
     check_option,
@@ -84,10 +84,8 @@ def command(
         if check:
             outcomes = staging.preview(seen, machines) if placed else []
             return _checked(seen, outcomes, as_json)
-        if placed and not yes and not as_json:
-            if not sys.stdin.isatty():
-                raise click.UsageError("it asks before it changes a machine, and nobody is there; --yes says yes")
-            click.confirm(f"do this on {machine.name}?", abort=True, err=True)
+        if placed and not yes:
+            consent(f"do this on {machine.name}?")
         limits = _node_limits(machines, machine, ways) if seen.changes else []
         ended = staging.carry_out(
             seen, known, machines, way,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuctl.cli import FINDINGS, UNKNOWN, WELL
-from gpuctl.cli._console import document, out, say
+from gpuctl.cli._console import consent, document, out, say
 from gpuctl.cli._options import (
     box_option,
     check_option,
@@ -101,9 +101,9 @@ def command(
         if as_json:
             document(_as_json(machine, profile, settings, kept, None))
         return FINDINGS if needed else WELL
-    if not yes and not as_json:
+    if not yes:
         what = f"set {len(differ)}" if differ else "keep them over reboots"
-        click.confirm(f"{what} on {machine.name}?", abort=True, err=True)
+        consent(f"{what} on {machine.name}?")
     done = deploy.tune(settings, machines, machine, on_step=_told)
     again = _seen(machines, machine, profile, wishes)
     settings, kept = again or seen
@@ -157,7 +157,8 @@ def _seen(machines: Inventory, machine: Machine, profile: str, wishes: Any) -> _
 def _show(name: str, settings: Sequence[Setting]) -> None:
     rows = _alike(settings)
     wide = max((len(row[0]) for row in rows), default=0)
-    out(f"{name}: {len(settings)} settings" if settings else f"{name}: nothing is asked for")
+    many = f"{len(settings)} setting{'s' if len(settings) != 1 else ''}"
+    out(f"{name}: {many if settings else 'nothing is asked for'}")
     for title, seen, wanted, setting in rows:
         mark = "  " if setting.well else "->"
         note = f" ({setting.note})" if setting.note else ""
@@ -210,8 +211,8 @@ def _guest_cpus(machines: Inventory, target: str | None, undo: bool, check: bool
             out(f"    {tuning.GUEST_CPUS} [{tuning.GUEST_CPUS_SOURCE}]")
     why = ""
     if remedy is not None and not check:
-        if not yes and not as_json:
-            click.confirm(f"change it on {guest.node}? It holds from the guest's next start on", abort=True, err=True)
+        if not yes:
+            consent(f"change it on {guest.node}? It holds from the guest's next start on")
         why = deploy.mend(remedy, machines, guest, on_step=_told).why
         (again,) = ask(machines, [guest.name])
         if not why and (again.box is None or tuning.guest_edit(again.box, undo=undo).changes_file):
@@ -255,8 +256,8 @@ def _undo(machines: Inventory, machine: Machine, check: bool, yes: bool, as_json
     if would.well and not as_json:
         out(would.diff or f"{machine.name}: nothing was set by gpuctl", newline=not would.diff)
     if would.well and would.changed and not check:
-        if not yes and not as_json:
-            click.confirm(f"undo this on {machine.name}?", abort=True, err=True)
+        if not yes:
+            consent(f"undo this on {machine.name}?")
         done = deploy.tune((), machines, machine, undo=True, on_step=_told)
     if as_json:
         verdict = "well" if done.well else "findings"

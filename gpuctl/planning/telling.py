@@ -253,7 +253,7 @@ def of_server(
     if plan.state_slots is not None:
         numbers.append(f"{plan.state_slots:,} state slots")
     if plan.requests is not None and plan.verdict is not Verdict.IMPOSSIBLE:
-        numbers.append(f"{plan.requests} requests at once")
+        numbers.append(f"{plan.requests} request{'s' if plan.requests != 1 else ''} at once")
     if plan.context is not None:
         numbers.append(f"a window of {plan.context:,} tokens")
     if numbers:
