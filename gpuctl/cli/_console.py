@@ -38,9 +38,7 @@ def document(value: Any) -> None:
 def consent(question: str) -> None:
     """Asks whoever sits at the terminal before a change. Raises UsageError where nobody does, Abort at a no."""
     if not sys.stdin.isatty():
-        raise click.UsageError(
-            "it asks before it changes a machine, and nobody is there; --yes says yes"
-        )
+        raise click.UsageError("it asks before it changes a machine, and nobody is there; --yes says yes")
     click.confirm(question, abort=True, err=True)
 
 
