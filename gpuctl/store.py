@@ -127,14 +127,14 @@ class Run:
         except BlockingIOError:
             holder = os.pread(handle, 1000, 0).decode("utf-8", "replace").strip() or "somebody"
             os.close(handle)
-            raise Busy(f"{self.folder}: {holder} works on it; wait for it, or stop it") from None
+            raise Busy(f"{self.folder}: in use by {holder}; wait for it, or stop it") from None
         except OSError as error:
             os.close(handle)
             raise StoreError(f"{path}: cannot be locked ({error.strerror}); put --runs on a local disk") from error
         with _explained(path):
-            holder = f"gpuctl with pid {os.getpid()} on {socket.gethostname()}, since {now()},\n"
+            holder = f"gpuctl with pid {os.getpid()} on {socket.gethostname()}, since {now()}"
             os.ftruncate(handle, 0)
-            os.pwrite(handle, holder.rstrip("\n").encode(), 0)
+            os.pwrite(handle, holder.encode(), 0)
         self._lock = handle
         self._tidy()
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -124,8 +125,8 @@ def test_who_works_on_a_run_is_seen_without_touching_its_lock(tmp_path):
     run = Run(tmp_path / "c")
     assert run.holder() == ""
     with run:
-        assert f"pid {os.getpid()}" in Run(tmp_path / "c").holder()
-        with pytest.raises(Exception, match="works on it"):
+        assert re.fullmatch(rf"gpuctl with pid {os.getpid()} on \S+, since [\dTZ:-]+", Run(tmp_path / "c").holder())
+        with pytest.raises(Exception, match="in use by gpuctl with pid"):
             Run(tmp_path / "c").__enter__()
     assert run.holder() == ""
     (tmp_path / "c/lock").write_text("gpuctl with pid 1 on x, since 2026, killed")
