@@ -65,6 +65,8 @@ def test_every_verb_has_help_that_fits_a_terminal():
         (["bench", "demo", "--runs", "/proc"], 2, "--runs names another folder"),
         (["doctor", "--from", sys.executable], 2, "binary"),
         (["doctor", "--fix"], 2, "nobody is there to answer"),
+        (["report", "--compare", "x", "--fail-on", "banana"], 2, "'--fail-on': 'banana' is not a valid number;"),
+        (["load", "http://127.0.0.1:9", "--requests", "2.5"], 2, "'--requests': '2.5' is not a valid whole number;"),
         (["doctor", "--undo"], 2, "nobody is there to answer"),
         (["doctor", "--fix", "--undo", "--yes"], 2, "each other's opposite"),
         (["doctor", "--undo", "--from", "README.md", "--yes"], 2, "needs the machine"),

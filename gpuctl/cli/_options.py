@@ -21,11 +21,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Finite(click.FloatRange):
     """A number: neither `inf` nor `nan`, which Python reads as such and no range refuses."""
 
+    name = "number"
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number: float = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value!r} is no number to work with.", param, ctx)
         return number
+
+
+class Whole(click.IntRange):
+    name = "whole number"
 
 
 inventory_option = click.option(

@@ -12,21 +12,21 @@ import click
 
 from gpuctl.cli import FINDINGS, WELL
 from gpuctl.cli._console import document, out
-from gpuctl.cli._options import Finite, json_option, options
+from gpuctl.cli._options import Finite, Whole, json_option, options
 
 
 @click.command("load", short_help="send load to any OpenAI-compatible server and time it")
 @click.argument("url")
-@click.option("--concurrency", type=click.IntRange(1, 65535), metavar="N", help="Requests at a time. [default: 1]")
+@click.option("--concurrency", type=Whole(1, 65535), metavar="N", help="Requests at a time. [default: 1]")
 @click.option(
     "--requests",
-    type=click.IntRange(1, 1_000_000),
+    type=Whole(1, 1_000_000),
     metavar="N",
     help="Requests in all. [default: 4 a stream, at least 8]",
 )
 @click.option(
     "--max-tokens",
-    type=click.IntRange(1, 10_000_000),
+    type=Whole(1, 10_000_000),
     metavar="N",
     default=128,
     show_default=True,

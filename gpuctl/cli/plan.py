@@ -11,6 +11,7 @@ import click
 from gpuctl.cli import FINDINGS, UNKNOWN, WELL
 from gpuctl.cli._console import colour, document, out, say
 from gpuctl.cli._options import (
+    Whole,
     completing,
     inventory_option,
     json_option,
@@ -39,9 +40,9 @@ if TYPE_CHECKING:
 @click.option("--offline", is_flag=True, help="Ask no machine: plan from what it told before, or the inventory states.")
 @click.option("--as-is", is_flag=True, help="Beside what others hold of the GPUs now, not on empty ones.")
 @click.option("--only", metavar="GLOB", multiple=True, help="Servers, or server/workload/point. May be repeated.")
-@click.option("--requests", type=click.IntRange(1, 1_000_000), metavar="N", help="How many at once are wanted.")
+@click.option("--requests", type=Whole(1, 1_000_000), metavar="N", help="How many at once are wanted.")
 @click.option(
-    "--context", "contexts", type=click.IntRange(1, 100_000_000), multiple=True, metavar="TOKENS",
+    "--context", "contexts", type=Whole(1, 100_000_000), multiple=True, metavar="TOKENS",
     help="Length of requests, prompt and answer together. May be repeated.",
 )  # fmt: skip
 @click.option("--engine-version", metavar="VERSION", help="Plan for this version of the engine, not what is installed.")

@@ -12,6 +12,7 @@ import click
 from gpuctl.cli import FINDINGS, INTERRUPTED, UNKNOWN, USAGE, WELL
 from gpuctl.cli._console import consent, document, out, say
 from gpuctl.cli._options import (
+    Whole,
     box_option,
     check_option,
     completing,
@@ -42,7 +43,7 @@ _SHOWN = 6  # lines of what is missing of a model
 @click.option("--no-boot", is_flag=True, help="Only now: place no unit that stages at each boot.")
 @click.option(
     "--threads",
-    type=click.IntRange(1, 64),
+    type=Whole(1, 64),
     metavar="N",
     help="Ranges at a time, 4 MiB of memory each. [default: two a core, 8 to 32]",
 )

@@ -9,6 +9,7 @@ import click
 from gpuctl.cli import WELL
 from gpuctl.cli._console import out, say
 from gpuctl.cli._options import (
+    Whole,
     box_option,
     completing,
     folder,
@@ -21,7 +22,7 @@ from gpuctl.cli._options import (
 @click.command("tunnel", short_help="a server of a box on a port here, to look at it; never to time it")
 @click.argument("server", shell_complete=completing("servers"))
 @options(inventory_option, box_option)
-@click.option("--port", type=click.IntRange(0, 65535), default=0, metavar="N", help="Here. [default: a free one]")
+@click.option("--port", type=Whole(0, 65535), default=0, metavar="N", help="Here. [default: a free one]")
 def command(server: str, inventory: str, target: str | None, port: int) -> int:
     """Brings SERVER (a name of servers.yml, or a port number of the box) to a port on 127.0.0.1, until Ctrl-C.
 
