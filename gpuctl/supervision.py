@@ -152,7 +152,6 @@ class Supervisor:
         self.transport = transport
         self.folder = folder
         self.python = python
-        self._invocations: dict[str, str | None] = {}  # systemd's id of the start that we made, by unit
 
     def _job(self, **job: Any) -> tuple[list[str], bytes]:
         return agent("supervise", {"dir": self.folder, "systemd": self.systemd, **job}, python=self.python)
@@ -199,7 +198,7 @@ class Supervisor:
     def watch(self, unit: str, health: Sequence[str], on_log: Callable[[str], None]) -> Watch:
         """Follows the server in a thread. `health`: URLs of which the first known one answers 200 when ready."""
         watching = Watch(progress_at=time.monotonic())
-        command, stdin = self._job(op="watch", unit=unit, health=list(health), invocation=self._invocations.get(unit))
+        command, stdin = self._job(op="watch", unit=unit, health=list(health))
 
         def follow() -> None:
             try:
@@ -247,9 +246,7 @@ class Units(Supervisor):
 
     def start(self, server: Start) -> UnitState:
         self.place(server)
-        answer = self._do(150, op="start", unit=server.unit)
-        self._invocations[server.unit] = (answer.get("started") or {}).get("invocation") or None
-        return _started(answer)
+        return _started(self._do(150, op="start", unit=server.unit))
 
 
 def _started(answer: Mapping[str, Any]) -> UnitState:

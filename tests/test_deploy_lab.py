@@ -68,6 +68,9 @@ def test_a_log_of_odd_bytes_and_long_lines_arrives_whole_though_it_is_over_at_on
     """And the second time without the words of the first, which stand in the journal under the same unit."""
     supervisor, _, _ = units(machines, ways, "ct200")
     supervisor.start(Start("gpuctl-t", ["python3", "-c", ODD], {}, "c"))
+    if start == 2:  # systemd has forgotten it before anybody looks
+        known = 'until test -z "$(systemctl show --property InvocationID --value gpuctl-t)"; do sleep 0.1; done'
+        assert ways["ct200"].run(["timeout", "60", "sh", "-c", known]).rc == 0
     log = []
     watch = supervisor.watch("gpuctl-t", [], log.append)
     try:
@@ -75,8 +78,9 @@ def test_a_log_of_odd_bytes_and_long_lines_arrives_whole_though_it_is_over_at_on
     finally:
         watch.close()
         supervisor.stop("gpuctl-t")
-    # systemd forgets a unit that ended well at once: that is no condition that was not met
-    assert watch.exit == {"status": None, "signal": None, "why": "it ended without a failure, as systemd has it"}
+    # systemd forgets a unit that ended well, at once or a moment later: that is no condition that was not met
+    forgotten = {"status": None, "signal": None, "why": "it ended without a failure, as systemd has it"}
+    assert watch.exit in (forgotten, {"status": 0, "signal": None, "why": "success"})
     lines = "".join(log).splitlines()
     assert lines[0] == "bad \ufffd\ufffd bytes"
     assert lines[1] == "x" * 100_000 + " end of a long line"

@@ -3,7 +3,7 @@
 A job is one JSON object on stdin, answers are JSON lines on stdout. Operations:
   start   {dir, unit, argv, env, cwd, secrets, owner}   -> {"started": state} | {"error": ...}
   status  {dir, unit?, ports?}                          -> {"units": [state...], "listeners": {port: process}}
-  watch   {dir, unit, health: [url...], every_s, invocation?} -> {"log"}*, {"beat", "health"}*, {"exit"}   until it ends
+  watch   {dir, unit, health: [url...], every_s}       -> {"log"}*, {"beat", "health"}*, {"exit"}   until it ends
   ask     {requests: [{method, url, body, headers, timeout_s}]} -> {"answers": [...]}
   stop    {dir, unit, grace_s, killed_s}                -> {"stopped": state, "left": [process...]}
 With "systemd": true the unit file is there already, and `dir` is not used: start and stop are systemctl's, the log is
@@ -499,6 +499,18 @@ def start_unit(job):
     return say(started=unit_state(facts))
 
 
+def last_invocation(name):
+    """The id of the last start, out of the journal: systemd has forgotten a unit that ended well at once."""
+    asked = ["journalctl", "--quiet", "--output=json", "--no-pager", "--lines=1", "--unit=" + name]
+    try:
+        subprocess.run(["journalctl", "--sync"], stdin=subprocess.DEVNULL, capture_output=True, timeout=30)
+        entry = json.loads(subprocess.run(asked, stdin=subprocess.DEVNULL, capture_output=True, timeout=30).stdout)
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return None
+    # the program's own words are under the one name, what systemd says of it under the other
+    return entry.get("_SYSTEMD_INVOCATION_ID") if entry.get("_PID") != "1" else entry.get("INVOCATION_ID")
+
+
 def why_not(name, invocation):
     """systemd's own words, in the journal, of what it could not do for a unit before its program ran: at most one."""
     if not invocation:
@@ -547,10 +559,10 @@ class SystemdUnit:
         self.partial = b""
         self.cursor = None  # of the last entry that was read
         self.ask = ["journalctl", "--output=json", "--all", "--no-tail", "--quiet", "--unit=" + self.name]
-        # systemd has forgotten one that ended well meanwhile; without it the words of earlier starts would be read
-        self.invocation = self.facts.get("InvocationID") or job.get("invocation")
-        if self.invocation:
-            self.ask.append("_SYSTEMD_INVOCATION_ID=" + self.invocation)
+        # without it the words of earlier starts would be read
+        invocation = self.facts.get("InvocationID") or last_invocation(self.name)
+        if invocation:
+            self.ask.append("_SYSTEMD_INVOCATION_ID=" + invocation)
         self.journal = subprocess.Popen(
             [*self.ask, "--follow"],
             stdin=subprocess.DEVNULL,
@@ -612,10 +624,11 @@ class SystemdUnit:
 
     def ended(self):
         (self.facts,) = shown(self.name)
-        if self.invocation and not self.facts.get("InvocationID"):
+        end = unit_state(self.facts)["exit"]
+        if end and end["why"] == "success" and end["status"] is None and end["signal"] is None:
             # systemd forgets a unit that ended well; one that failed stays until somebody looked at it
-            return {"status": None, "signal": None, "why": "it ended without a failure, as systemd has it"}
-        return unit_state(self.facts)["exit"]
+            end["why"] = "it ended without a failure, as systemd has it"
+        return end
 
 
 def message(entry):
