@@ -4,10 +4,12 @@
 
 Cold: the page cache has none of the files. stage.py hashes every byte on the way; the others do not (rclone compares
 nothing for local files either, when told to transfer by size). "Direct reads" is what the disk gives: the same files read by as
-many threads past the page cache into nothing, in huge pages as stage.py has them; "and SHA-256" is that with every byte
-hashed, which nothing that verifies can be faster than here. Warm: all of them are in the page cache (`--cached`: the size
-of that model). All fill a folder of a tmpfs that is empty before. Rounds go through all contenders in turn, forwards and
-backwards; the medians are compared. Memory is the highest VmRSS of stage.py's process: what it holds beside the model itself, which it does not map. `--write` puts it into docs/staging.md.
+many threads past the page cache into nothing, in pieces and in huge pages as stage.py does it; "and SHA-256" is that with
+every byte hashed, which nothing that verifies can be faster than here. Warm: all of them are in the page cache (`--cached`:
+the size of that model). All fill a folder of a tmpfs that is empty before; as much of its memory is written to beforehand,
+since a hypervisor may have taken it back, and gives it again at the cost of whoever comes first. Rounds go through all
+contenders in turn, forwards and backwards; the medians are compared. Memory is the highest VmRSS of stage.py's process: what
+it holds beside the model itself, which it does not map. `--write` puts it into docs/staging.md.
 """
 
 from __future__ import annotations
@@ -31,11 +33,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from gpuctl.agent.stage import RANGE, in_huge_pages
+from gpuctl.agent.stage import PIECE, in_huge_pages
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "staging.md"
 PROGRAM = ROOT / "gpuctl" / "agent" / "stage.py"
+PYTHON = getattr(sys, "_base_executable", sys.executable)  # a machine's own, not one with an environment to set up
 DISK_AIM, MEMORY_AIM = 0.95, 300e6
 
 
@@ -80,15 +83,23 @@ def remember(folder: Path) -> None:
                 pass
 
 
+def touch(memory: str, size: int) -> None:
+    """Writes to as much of its memory, and gives it back."""
+    with tempfile.TemporaryFile(dir=memory) as file:
+        piece = b"x" * (16 << 20)
+        for _ in range(0, size, len(piece)):
+            file.write(piece)
+
+
 def direct_reads(source: Path, _: Path, threads: int, *, hashed: bool = False, huge: bool = True) -> None:
-    """All files, in ranges of 4 MiB, by several threads past the page cache, into a buffer that is thrown away."""
-    ranges = [
-        (path, at) for path in sorted(source.glob("*.safetensors")) for at in range(0, path.stat().st_size, RANGE)
+    """All files, by pieces, by several threads past the page cache, into a buffer that is thrown away."""
+    pieces = [
+        (path, at) for path in sorted(source.glob("*.safetensors")) for at in range(0, path.stat().st_size, PIECE)
     ]
-    lock, left = threading.Lock(), iter(ranges)
+    lock, left = threading.Lock(), iter(pieces)
 
     def work() -> None:
-        buffer, opened = in_huge_pages(RANGE) if huge else memoryview(mmap.mmap(-1, RANGE)), {}
+        buffer, opened = in_huge_pages(PIECE) if huge else memoryview(mmap.mmap(-1, PIECE)), {}
         while True:
             with lock:
                 one = next(left, None)
@@ -119,7 +130,7 @@ class Staged:
     def __call__(self, source: Path, to: Path, threads: int) -> None:
         job = {"to": str(to / "m"), "source": str(source), "json": True, "hash": self.hashed, "headroom_bytes": 0}
         process = subprocess.Popen(
-            [sys.executable, str(PROGRAM)],
+            [PYTHON, str(PROGRAM)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "GPUCTL_STATE": str(to)},
@@ -164,6 +175,7 @@ def contenders(threads: int) -> tuple[dict[str, Callable], dict[str, Callable]]:
         "direct reads into nothing, buffers in pages of 4 KiB": functools.partial(direct_reads, huge=False),
         "stage.py, without SHA-256": Staged(False),
         "`cp -r`": command('cp -r "$1" "$2/m"'),
+        "`xargs -P8 cp`": command(COPY.replace("THREADS", "8")),
         f"`xargs -P{threads} cp`": command(COPY),
         f"`xargs -P{threads} cp`, then `sha256sum` as many at a time": command(COPY + CHECK),
     }
@@ -178,8 +190,11 @@ def contenders(threads: int) -> tuple[dict[str, Callable], dict[str, Callable]]:
         "stage.py, SHA-256 of every file": Staged(True),
         "`xargs -P16 cp`": command(COPY.replace("THREADS", "16")),
         "`xargs -P16 cp`, then `sha256sum` as many at a time": command((COPY + CHECK).replace("THREADS", "16")),
+        "`xargs -P8 cp`": command(COPY.replace("THREADS", "8")),
         "`cp -r`": command('cp -r "$1" "$2/m"'),
     }
+    if shutil.which("rsync"):
+        warm["`rsync -a`"] = cold["`rsync -a`"]
     return cold, warm
 
 
@@ -191,6 +206,7 @@ def measure(
     rates: dict[str, list[float]] = {name: [] for name in which}
     for turn in range(1, rounds + 1):
         for name, run in [*which.items()][:: 1 if turn % 2 else -1]:
+            touch(memory, total * 5 // 4)
             with tempfile.TemporaryDirectory(prefix="gpuctl-perf-", dir=memory) as to:
                 remember(source) if warm else forget(source)
                 began = time.perf_counter()
@@ -294,7 +310,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "",
         "## Memory",
         "",
-        f"stage.py itself held {peak / 1e6:.0f} MB at most (aim: under {MEMORY_AIM / 1e6:.0f}): its buffers are 4 MiB a "
+        f"stage.py itself held {peak / 1e6:.0f} MB at most (aim: under {MEMORY_AIM / 1e6:.0f}): its buffers are 2 MiB a "
         "thread, and the page cache takes nothing beside the copy.",
     ]
     text = "\n".join(lines) + "\n"
