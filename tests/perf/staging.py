@@ -6,10 +6,12 @@ Cold: the page cache has none of the files. stage.py hashes every byte on the wa
 nothing for local files either, when told to transfer by size). "Direct reads" is what the disk gives: the same files read by as
 many threads past the page cache into nothing, in pieces and in huge pages as stage.py does it; "and SHA-256" is that with
 every byte hashed, which nothing that verifies can be faster than here. Warm: all of them are in the page cache (`--cached`:
-the size of that model). All fill a folder of a tmpfs that is empty before; as much of its memory is written to beforehand,
-since a hypervisor may have taken it back, and gives it again at the cost of whoever comes first. Rounds go through all
-contenders in turn, forwards and backwards; the medians are compared. Memory is the highest VmRSS of stage.py's process: what
-it holds beside the model itself, which it does not map. `--write` puts it into docs/staging.md.
+the size of that model). All fill a folder of a tmpfs that is empty before. Rounds go through all contenders in turn, forwards and
+backwards; the medians are compared. Memory is the highest VmRSS of stage.py's process: what it holds beside the model itself,
+which it does not map. `--write` puts it into docs/staging.md.
+
+On a virtual machine whose hypervisor takes free memory back, that is switched off before it is measured: who comes first after
+a pause pays for getting it again, up to two seconds of processor a gigabyte.
 """
 
 from __future__ import annotations
@@ -81,14 +83,6 @@ def remember(folder: Path) -> None:
             piece = bytearray(1 << 20)
             while file.readinto(piece):
                 pass
-
-
-def touch(memory: str, size: int) -> None:
-    """Writes to as much of its memory, and gives it back."""
-    with tempfile.TemporaryFile(dir=memory) as file:
-        piece = b"x" * (16 << 20)
-        for _ in range(0, size, len(piece)):
-            file.write(piece)
 
 
 def direct_reads(source: Path, _: Path, threads: int, *, hashed: bool = False, huge: bool = True) -> None:
@@ -206,7 +200,6 @@ def measure(
     rates: dict[str, list[float]] = {name: [] for name in which}
     for turn in range(1, rounds + 1):
         for name, run in [*which.items()][:: 1 if turn % 2 else -1]:
-            touch(memory, total * 5 // 4)
             with tempfile.TemporaryDirectory(prefix="gpuctl-perf-", dir=memory) as to:
                 remember(source) if warm else forget(source)
                 began = time.perf_counter()
