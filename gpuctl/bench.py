@@ -135,6 +135,8 @@ class _Bench:
         self.inventory, self.plan, self.target, self.run, self.tell = inventory, plan, target, run, tell
         self.options, self.by_server, self.launches = options, by_server, launches
         self.keys = {name: key_of(launch.server) for name, launch in launches.items()}
+        self.identity = run.identity()
+        self.owner = f"{inventory.campaign} (run {self.identity})"  # two people may give one name to their campaigns
         self.outcome = Outcome()
         self.tries: Counter[CellId] = Counter()
         self.targets = {target.name: target}
@@ -170,7 +172,7 @@ class _Bench:
     def measure(self) -> Outcome:
         run, inventory, phase = self.run, self.inventory, self.plan.name
         commands = {**run.commands(), phase: list(self.options.command)}
-        run.put("campaign.json", _campaign(inventory, self.launches, commands))
+        run.put("campaign.json", {"run": self.identity, **_campaign(inventory, self.launches, commands)})
         _make_models(inventory, self.launches, self.tell)
         self._begin()
         self._look()
@@ -251,7 +253,7 @@ class _Bench:
         """Servers that a killed run of this campaign left behind."""
         units, _ = self.supervisor.status()
         for unit in units:
-            if unit.running and unit.owner == self.inventory.campaign:
+            if unit.running and unit.owner == self.owner:
                 self.supervisor.stop(unit.unit)
                 self.run.event("orphan_stopped", unit=unit.unit, pid=unit.pid)
                 tell("orphan_stopped", unit=unit.unit, pid=unit.pid)
@@ -503,7 +505,7 @@ class _Bench:
                 todo.launch,
                 self.supervisor,
                 run=self.run,
-                owner=self.inventory.campaign,
+                owner=self.owner,
                 tell=self.tell,
                 known_answer=todo.model.known_answer if todo.model else None,
                 headers=bearer(self.keys[todo.server]),
@@ -519,6 +521,8 @@ class _Bench:
                 raise self._broken_off(todo, error.failure, away, None) from None
             if error.failure.kind == "no_room":
                 raise Stopped(error.failure.summary) from None  # no other server would find room either
+            if error.failure.kind == "in_use":  # by somebody whose numbers ours would spoil, and he ours
+                raise Stopped(f"{self.target.name}: {error.failure.summary}; {error.failure.advice}") from None
             self.run.event("server_died", server=todo.server, why=error.failure.summary)
             self.tell("server_failed", server=todo.server, failure=error.failure)
             self._fail(error.failure, todo.pending)

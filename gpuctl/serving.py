@@ -144,16 +144,7 @@ def bring_up(
         _answer(up, supervisor, known_answer or {}, headers)
         return up
     port = launch.server.port
-    _, listening = supervisor.status([port])
-    while port in listening and listening[port].unit and time.monotonic() - began < PORT_FREE_S:
-        time.sleep(0.5)  # a server of ours that is being stopped
-        _, listening = supervisor.status([port])
-    if port in listening:
-        taken = listening[port]
-        name = f"pid {taken.pid}: {taken.command}" if taken.pid else "a process of another user"
-        raise StartFailed(
-            Failure("port_in_use", f"port {port} is in use by {name}", advice="stop it, or change `port`")
-        )
+    _check_free(unit, port, supervisor, owner)
     argv, env = engine.argv(launch), environment(engine, launch)
     path = run.log_path(launch.name)
     log = Log(launch.server, launch.name, path, tell)
@@ -182,6 +173,28 @@ def bring_up(
             raise StartFailed(log.explain(failure)) from None
         raise
     return up
+
+
+def _check_free(unit: str, port: int, supervisor: Supervisor, owner: str) -> None:
+    """That neither its name nor its port is taken; what is being stopped is waited for. Raises StartFailed."""
+    began = time.monotonic()
+    while True:
+        units, listening = supervisor.status([port])
+        same = next((one for one in units if one.unit == unit and one.running), None)
+        taken = listening.get(port)
+        ours = same.owner == owner if same is not None else taken is not None and taken.unit
+        if not ours or time.monotonic() - began > PORT_FREE_S:
+            break
+        time.sleep(0.5)
+    if same is not None:
+        for_whom = f", for campaign {same.owner}" if same.owner else ""
+        advice = "wait for that run to end, or stop the server"
+        raise StartFailed(Failure("in_use", f"{unit} runs already{for_whom}", advice=advice))
+    if taken is not None:
+        name = f"pid {taken.pid}: {taken.command}" if taken.pid else "a process of another user"
+        raise StartFailed(
+            Failure("port_in_use", f"port {port} is in use by {name}", advice="stop it, or change `port`")
+        )
 
 
 def follow(

@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import re
+import secrets
 import socket
 import stat
 import time
@@ -250,6 +251,14 @@ class Run:
         return found
 
     # -- what was asked
+
+    def identity(self) -> str:
+        """Of this run, wherever its folder is taken: what it starts is known by it. As campaign.json has it, or new."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            known = str(json.loads(read(self.folder / "campaign.json"))["run"])
+            if re.fullmatch(r"[0-9a-f]{8}", known):
+                return known
+        return secrets.token_hex(4)
 
     def commands(self) -> dict[str, list[str]]:
         """By phase, the last command that was given for it, as campaign.json has them from earlier."""

@@ -29,7 +29,9 @@ class SurveyError(Exception):
     """The machine could not say what results depend on. One line."""
 
 
-LOAD_VERSION = hashlib.sha256((AGENTS / "load.py").read_bytes()).hexdigest()[:12]
+# What makes the numbers: the stamps of each request, what is computed from them, and how often it is repeated.
+_MAKES_NUMBERS = (AGENTS / "load.py", AGENTS.parent / "metrics.py", AGENTS.parent / "measuring.py")
+LOAD_VERSION = hashlib.sha256(b"".join(path.read_bytes() for path in _MAKES_NUMBERS)).hexdigest()[:12]
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -145,6 +146,23 @@ def test_an_orphan_of_a_killed_run_is_found_and_stopped(desk):
     code, out, _ = desk.gpuctl("bench", "p", "--only", "plain/decode/fib-24")
     assert code == 0
     assert "left running by an earlier run" in out
+    assert desk.servers_running() == []
+
+
+def test_a_server_of_another_run_is_left_alone_whatever_its_campaign_is_called(desk):
+    """Two people on one box, each with the campaign that `gpuctl init` named."""
+    process = desk.start("bench", "p")
+    desk.wait_for(lambda: (desk.run / "cells").exists())
+    process.kill()
+    process.communicate()
+    theirs = desk.servers_running()
+    assert theirs
+    code, out, err = desk.gpuctl("bench", "p", "--run", "mine", "--only", "plain/decode/fib-24")
+    assert code == 4, out + err
+    assert re.search(r"gpuctl-plain runs already, for campaign \S+ \(run [0-9a-f]{8}\); wait for that run to end", err)
+    assert desk.servers_running() == theirs
+    assert not list(desk.run.with_name("mine").glob("cells/**/*.json"))
+    assert desk.gpuctl("bench", "p", "--only", "plain/decode/fib-24")[0] == 0, "its own run stops it and goes on"
     assert desk.servers_running() == []
 
 
