@@ -203,6 +203,17 @@ def gpuctl(*words):
     return done
 
 
+@pytest.mark.parametrize("style", sorted(STYLES))
+def test_nothing_is_staged_while_the_memory_file_system_does_not_come(style):
+    """Its playbook says that all is well, and it is not there."""
+    box = world(STYLES[style], 509, node_unit=True, serves=True)
+    box.deaf = frozenset({"tmpfs"})
+    healing = Restorer(box).heal()
+    assert healing.state == "failed", "its server was tried, which does not need that file system for all that is known"
+    assert any("no memory file system" in finding.summary for finding in healing.left)
+    assert "stage" not in {remedy.playbook for remedy in box.played}
+
+
 class Reboots(RuleBasedStateMachine):
     """Boots, kills, losses and edits in any order, restored now and then."""
 

@@ -114,6 +114,14 @@ def choose(
     later = [finding for finding in asked if finding.severity is Severity.WARNING]
     ordered = sorted(critical, key=_order) + sorted(later, key=_order)
     left = [(finding, way) for finding in ordered for way in ways(finding) if key(way) not in tried]
+    # What goes into no memory file system goes to what lies below, and takes the room of that.
+    unmounted = {
+        name
+        for finding in ordered
+        if finding.remedy is not None and finding.remedy.playbook == "tmpfs"
+        for name in finding.remedy.vars["models"]
+    }
+    left = [(f, way) for f, way in left if way.playbook != "stage" or way.vars["model"] not in unmounted]
     if not left:
         return None
     if left[0][1].playbook == "container":  # it may start the guest, which needs the node's device nodes
