@@ -189,9 +189,19 @@ def test_an_iommu_is_told():
     assert "the IOMMU is on" in notes(lambda d: d["pci"]["devices"]["0000:23:00.0"].update(iommu_group="17"))
 
 
-@pytest.mark.parametrize("document", [{}, {"pci": {"devices": {}}}])
-def test_no_tree_is_not_known(document):
-    with pytest.raises(Unknown):
+LSPCI = "01:00.0 3D controller [0302]: NVIDIA Corporation GH100 [H200] [10de:2335] (rev a1)\n\tKernel driver in use: nvidia\n"
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({}, "not in the snapshot"),
+        ({"pci": {"devices": {}}}, "no NVIDIA GPU on the PCI bus"),
+        ({"commands": {"lspci -nnk": {"rc": 0, "stdout": LSPCI}}}, "lspci alone does not tell it"),
+    ],
+)
+def test_no_tree_is_not_known(document, said):
+    with pytest.raises(Unknown, match=said):
         topology(Snapshot(document))
 
 

@@ -159,9 +159,10 @@ def _number(value: object) -> int | None:
 
 
 def _tree(snapshot: Snapshot) -> Mapping[str, Function]:
-    found = [read_function(device, device.attributes) for device in snapshot[DEVICES] if device.attributes.get("path")]
+    devices = snapshot[DEVICES]
+    found = [read_function(device, device.attributes) for device in devices if device.attributes.get("path")]
     if not found:
-        raise Unknown("PCIe tree: not in the snapshot")
+        raise Unknown("PCIe tree: lspci alone does not tell it" if devices else "no NVIDIA GPU on the PCI bus")
     return {function.address: function for function in found}
 
 
