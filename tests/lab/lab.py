@@ -290,6 +290,8 @@ class Lab:
             os.write(self._leash, b"stay\n")
             os.close(self._leash)
             self._leash = None
+            if self._outer is not None:
+                self._outer.returncode = 0  # nobody's child any more: Python would warn that it still runs
 
     def _wire(self) -> str:
         """Joins this machine to the lab's network; returns the subnet taken."""
