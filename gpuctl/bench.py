@@ -519,10 +519,8 @@ class _Bench:
             away = self.guards.away(places)
             if away or _from_outside(error.failure) or self._spoilt(todo):
                 raise self._broken_off(todo, error.failure, away, None) from None
-            if error.failure.kind == "no_room":
-                raise Stopped(error.failure.summary) from None  # no other server would find room either
-            if error.failure.kind == "in_use":  # by somebody whose numbers ours would spoil, and he ours
-                raise Stopped(f"{self.target.name}: {error.failure.summary}; {error.failure.advice}") from None
+            if error.failure.kind in ("no_room", "in_use"):  # as for every other server of the phase
+                raise Stopped(error.failure.summary) from None
             self.run.event("server_died", server=todo.server, why=error.failure.summary)
             self.tell("server_failed", server=todo.server, failure=error.failure)
             self._fail(error.failure, todo.pending)

@@ -188,8 +188,9 @@ def _check_free(unit: str, port: int, supervisor: Supervisor, owner: str) -> Non
         time.sleep(0.5)
     if same is not None:
         whose = f"for campaign {same.owner}" if same.owner else "as at boot"
-        advice = "wait for that run to end, or stop the server" if same.owner else f"systemctl stop {unit} ends it"
-        raise StartFailed(Failure("in_use", f"{unit} runs already, {whose}", advice=advice))
+        then = "wait for that run to end, or stop the server" if same.owner else f"systemctl stop {unit} ends it"
+        where = supervisor.transport.name
+        raise StartFailed(Failure("in_use", f"{where}: {unit} runs already, {whose}; {then}"))
     if taken is not None:
         name = f"pid {taken.pid}: {taken.command}" if taken.pid else "a process of another user"
         raise StartFailed(

@@ -31,7 +31,7 @@ class SurveyError(Exception):
 
 # What makes the numbers: the stamps of each request, what is computed from them, and how often it is repeated.
 _MAKES_NUMBERS = (AGENTS / "load.py", AGENTS.parent / "metrics.py", AGENTS.parent / "measuring.py")
-LOAD_VERSION = hashlib.sha256(b"".join(path.read_bytes() for path in _MAKES_NUMBERS)).hexdigest()[:12]
+MEASURING_VERSION = hashlib.sha256(b"".join(path.read_bytes() for path in _MAKES_NUMBERS)).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def intended(cell: Cell, launch: Launch, engine: ModuleType) -> dict[str, Any]:
         "environment": sealed(environment(engine, launch)),
         **{key: value for key in ("numa", "cpus", "user") if (value := getattr(launch.server, key)) is not None},
         "workload": cell.definition(),
-        "load_agent": LOAD_VERSION,
+        "load_agent": MEASURING_VERSION,
     }
 
 

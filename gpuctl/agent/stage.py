@@ -988,7 +988,7 @@ class _Opened:
             pass  # a file system without it
         self.sendfile = True
         self.warm = False  # whether what was read last came from the page cache
-        self.asks = False  # for a byte that may not wait, where cachestat(2) does not tell what is in the page cache
+        self.asked_by_reading = False  # what is in the page cache, where cachestat(2) does not tell it
         os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)  # what is not in the page cache is not read ahead into it
 
     def unchanged(self, one):
@@ -1006,7 +1006,7 @@ class _Opened:
                     at += self.past_cache(copy, at, min((upto - at) // BLOCK * BLOCK, PIECE), buffer, sums)
                 else:
                     at += self.buffered(copy, at, upto - at, buffer, sums, alone)
-            if not self.warm and (self.asks or self.direct < 0 or at % BLOCK):
+            if not self.warm and (self.asked_by_reading or self.direct < 0 or at % BLOCK):
                 # nothing of it was in the cache before us, and the copy takes that memory
                 os.posix_fadvise(self.fd, began, at - began, os.POSIX_FADV_DONTNEED)
 
@@ -1015,7 +1015,8 @@ class _Opened:
         pages = cached_pages(self.fd, at, length)
         if pages is not None:
             return pages >= -(-length // mmap.PAGESIZE)
-        self.asks = True  # for which the kernel begins to read ahead: it takes a third of a disk's rate
+        # A byte that may not wait; the kernel begins to read ahead for it, which takes a third of a disk's rate.
+        self.asked_by_reading = True
         try:
             return os.preadv(self.fd, [bytearray(1)], at, os.RWF_NOWAIT) > 0
         except BlockingIOError:

@@ -499,13 +499,21 @@ def start_unit(job):
     return say(started=unit_state(facts))
 
 
-def last_invocation(name):
-    """The id of the last start, out of the journal: systemd has forgotten a unit that ended well at once."""
-    asked = ["journalctl", "--quiet", "--output=json", "--no-pager", "--lines=1", "--unit=" + name]
+def journal(*words):
+    """What the journal has, journald's backlog waited for; nothing where it cannot be asked."""
     try:
         subprocess.run(["journalctl", "--sync"], stdin=subprocess.DEVNULL, capture_output=True, timeout=30)
-        entry = json.loads(subprocess.run(asked, stdin=subprocess.DEVNULL, capture_output=True, timeout=30).stdout)
-    except (OSError, ValueError, subprocess.TimeoutExpired):
+        asked = ["journalctl", "--quiet", "--no-pager", *words]
+        return subprocess.run(asked, stdin=subprocess.DEVNULL, capture_output=True, timeout=120).stdout
+    except (OSError, subprocess.SubprocessError):
+        return b""
+
+
+def last_invocation(name):
+    """The id of the last start, out of the journal: systemd has forgotten a unit that ended well at once."""
+    try:
+        entry = json.loads(journal("--output=json", "--lines=1", "--unit=" + name))
+    except ValueError:
         return None
     # the program's own words are under the one name, what systemd says of it under the other
     return entry.get("_SYSTEMD_INVOCATION_ID") if entry.get("_PID") != "1" else entry.get("INVOCATION_ID")
@@ -515,16 +523,9 @@ def why_not(name, invocation):
     """systemd's own words, in the journal, of what it could not do for a unit before its program ran: at most one."""
     if not invocation:
         return []
-    asked = ["journalctl", "--quiet", "--output=cat", "--no-pager", "--lines=50", "INVOCATION_ID=" + invocation]
-    try:
-        subprocess.run(["journalctl", "--sync"], stdin=subprocess.DEVNULL, capture_output=True, timeout=30)
-        # what the process that became the program says is under the other name
-        told = subprocess.run(
-            [*asked, "+", "_SYSTEMD_INVOCATION_ID=" + invocation],
-            stdin=subprocess.DEVNULL, capture_output=True, timeout=30,
-        ).stdout.decode("utf-8", "replace")  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return []
+    # what the process that became the program says is under the other name
+    either = ("INVOCATION_ID=" + invocation, "+", "_SYSTEMD_INVOCATION_ID=" + invocation)
+    told = journal("--output=cat", "--lines=50", *either).decode("utf-8", "replace")
     lines = [line[len(name) + 2 :] for line in told.splitlines() if line.startswith(name + ": Failed ")]
     # the first one says why ("Failed to set up credentials: No such file"), the next at which step
     return [line for line in lines if not line.startswith("Failed with result")][:1]
@@ -558,13 +559,13 @@ class SystemdUnit:
         self.began = start_time(self.pid) if self.pid else None
         self.partial = b""
         self.cursor = None  # of the last entry that was read
-        self.ask = ["journalctl", "--output=json", "--all", "--no-tail", "--quiet", "--unit=" + self.name]
+        self.ask = ["--output=json", "--all", "--no-tail", "--unit=" + self.name]
         # without it the words of earlier starts would be read
         invocation = self.facts.get("InvocationID") or last_invocation(self.name)
         if invocation:
             self.ask.append("_SYSTEMD_INVOCATION_ID=" + invocation)
         self.journal = subprocess.Popen(
-            [*self.ask, "--follow"],
+            ["journalctl", "--quiet", *self.ask, "--follow"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -596,12 +597,7 @@ class SystemdUnit:
         self.journal = None
         self.partial = b""
         since = ["--after-cursor=" + self.cursor] if self.cursor else []
-        try:
-            subprocess.run(["journalctl", "--sync"], stdin=subprocess.DEVNULL, capture_output=True, timeout=30)
-            rest = subprocess.run([*self.ask, *since], stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
-        except (OSError, subprocess.SubprocessError):
-            return ""
-        return self.texts(rest.stdout)
+        return self.texts(journal(*self.ask, *since))
 
     def texts(self, data):
         *lines, self.partial = (self.partial + data).split(b"\n")

@@ -136,13 +136,19 @@ test_continues_after_being_killed_at_any_moment = pytest.mark.timeout(600)(
 )
 
 
-def test_an_orphan_of_a_killed_run_is_found_and_stopped(desk):
+def killed_while_it_measures(desk) -> list[int]:
+    """The servers that it leaves."""
     process = desk.start("bench", "p")
     desk.wait_for(lambda: (desk.run / "cells").exists())
     process.kill()
     process.communicate()
-    orphans = desk.servers_running()
-    assert orphans
+    left = desk.servers_running()
+    assert left
+    return left
+
+
+def test_an_orphan_of_a_killed_run_is_found_and_stopped(desk):
+    killed_while_it_measures(desk)
     code, out, _ = desk.gpuctl("bench", "p", "--only", "plain/decode/fib-24")
     assert code == 0
     assert "left running by an earlier run" in out
@@ -151,12 +157,7 @@ def test_an_orphan_of_a_killed_run_is_found_and_stopped(desk):
 
 def test_a_server_of_another_run_is_left_alone_whatever_its_campaign_is_called(desk):
     """Two people on one box, each with the campaign that `gpuctl init` named."""
-    process = desk.start("bench", "p")
-    desk.wait_for(lambda: (desk.run / "cells").exists())
-    process.kill()
-    process.communicate()
-    theirs = desk.servers_running()
-    assert theirs
+    theirs = killed_while_it_measures(desk)
     code, out, err = desk.gpuctl("bench", "p", "--run", "mine", "--only", "plain/decode/fib-24")
     assert code == 4, out + err
     assert re.search(r"gpuctl-plain runs already, for campaign \S+ \(run [0-9a-f]{8}\); wait for that run to end", err)
