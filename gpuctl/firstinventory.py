@@ -34,6 +34,7 @@ for p in /usr/local/bin/llama-server /usr/bin/llama-server ~/llama.cpp/build/bin
     /opt/llama.cpp/build/bin/llama-server; do
   [ -x "$p" ] && printf 'engine\tllama-server\t%s\n' "$p"
 done
+[ -x /usr/local/cuda/bin/nvcc ] && printf 'cuda\tnvcc\t/usr/local/cuda\n'
 :
 """
 _GUESTS = r"""
@@ -54,11 +55,13 @@ LOOK = [
 
 @dataclass(frozen=True)
 class Program:
-    """An engine that is installed there. `start` are the words of `program` in servers.yml."""
+    """An engine that is installed there. `start` are the words of `program` in servers.yml; `cuda` is the toolkit there
+    that compiles its kernels."""
 
     engine: str
     version: str
     start: tuple[str, ...]
+    cuda: str = ""
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,7 @@ def _models(lines: Sequence[Sequence[str]]) -> Iterator[Weights]:
 
 def _engines(lines: Sequence[Sequence[str]]) -> Iterator[Program]:
     starts = {"sglang": ("-m", "sglang.launch_server"), "vllm": ()}
+    cuda = next((where for kind, _, where in lines if kind == "cuda"), "")
     for kind, what, where in sorted(lines, key=lambda line: len(line[2])):  # /opt/sglang before /opt/sglang-fork
         if kind != "engine":
             continue
@@ -184,7 +188,7 @@ def _engines(lines: Sequence[Sequence[str]]) -> Iterator[Program]:
             first = f"{where}bin/vllm" if engine == "vllm" else f"{where}bin/python"
             if where in ("/usr/", "/usr/local/") and engine == "sglang":
                 first = "/usr/bin/python3"
-            yield Program(engine, version, (first, *starts[engine]))
+            yield Program(engine, version, (first, *starts[engine]), cuda)
 
 
 # -- the four files
@@ -324,6 +328,7 @@ def _servers(place: Place | None, engine: Program | None, models: Sequence[Weigh
     others = [one for one in place.engines if one != engine]
     lines += ["defaults:", f"  {engine.engine}:   # {_note(engine.version) or 'its version is not known'}"]
     lines += [f"    engine: {engine.engine}", f"    program: [{', '.join(map(_scalar, engine.start))}]"]
+    lines += [f"    env: {{CUDA_HOME: {_scalar(engine.cuda)}}}"] if engine.cuda else []
     lines += [f"    # also there: {_note(' '.join([one.engine, one.version, *one.start]))}" for one in others]
     lines += ["servers:"]
     flag = {"sglang": "tp-size", "vllm": "tensor-parallel-size"}.get(engine.engine)

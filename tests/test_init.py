@@ -27,6 +27,7 @@ model\t420000000000\t/run/gpuctl/models/Big Model (q4)
 engine\tsglang-0.5.11\t/opt/sglang-ddtree/
 engine\tsglang-0.5.11\t/opt/sglang/
 engine\tvllm-0.22.0\t/opt/vllm/
+cuda\tnvcc\t/usr/local/cuda
 """
 
 
@@ -59,6 +60,7 @@ def test_a_node_brings_its_guests_with_gpus_and_what_lies_in_them(golden, tmp_pa
     machines, known = read(tmp_path / "i", texts)
     assert (machines.machines["ct200"].connection, machines.machines["ct201"].vmid) == ("pct", 201)
     assert "ct300" not in machines.machines
+    assert {server.env["CUDA_HOME"] for server in known.servers.values()} == {"/usr/local/cuda"}, "where nvcc is"
     # 595 GB fit on eight cards and on no fewer; a draft model is no server
     assert sorted(known.servers) == ["big-model-q4-tp8", "kimi-k2.6-tp8"] + [f"qwen3.6-27b-tp{n}" for n in (1, 2, 4, 8)]
     assert known.phases["first"].target == "ct200"
