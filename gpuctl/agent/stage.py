@@ -46,16 +46,18 @@ import shlex
 import shutil
 import signal
 import stat
-import subprocess
 import sys
 import threading
 import time
-from typing import Any
+
+TYPE_CHECKING = False  # a model from the page cache is there in the time that another import takes
+if TYPE_CHECKING:
+    from typing import Any
 
 VERSION = "1"
 RANGE = 4 << 20
-PIECE = 2 << 20  # read, written and hashed at a time: still in the processor's caches, and a huge page of a tmpfs
-STEP = 16  # ranges that are copied at once where nothing but the kernel touches them
+PIECE = 512 << 10  # read, written and hashed at a time: still in the caches of its processor
+STEP = 16  # ranges that one thread takes at once from the page cache
 BLOCK = 4096  # what O_DIRECT is aligned to
 HUGE = 2 << 20
 MANIFEST = "MANIFEST.json"
@@ -733,7 +735,7 @@ def in_huge_pages(size):
     A request to a disk lists the pages it fills, up to a few hundred: with pages of 4 KiB a range becomes many small
     requests (of a virtual disk, half its rate).
     """
-    whole = mmap.mmap(-1, size + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    whole = mmap.mmap(-1, -(-size // HUGE) * HUGE + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     try:
         whole.madvise(mmap.MADV_HUGEPAGE)
     except (AttributeError, OSError):
@@ -999,8 +1001,11 @@ class _Opened:
         """Fills a span of the copy: what the page cache has from there, the rest past it. `sums` hash it in passing."""
         at, end = offset, offset + length
         while at < end:
-            began, upto = at, min(end, at + RANGE)
+            began, upto = at, end
             self.warm = self.resident(at, upto - at)
+            if not self.warm and upto - at > RANGE:
+                upto = at + RANGE
+                self.warm = self.resident(at, RANGE)
             while at < upto:
                 if not self.warm and self.direct >= 0 and at % BLOCK == 0 and upto - at >= BLOCK:
                     at += self.past_cache(copy, at, min((upto - at) // BLOCK * BLOCK, PIECE), buffer, sums)
@@ -1017,6 +1022,8 @@ class _Opened:
             return pages >= -(-length // mmap.PAGESIZE)
         # A byte that may not wait; the kernel begins to read ahead for it, which takes a third of a disk's rate.
         self.asked_by_reading = True
+        if length > RANGE:
+            return False
         try:
             return os.preadv(self.fd, [bytearray(1)], at, os.RWF_NOWAIT) > 0
         except BlockingIOError:
@@ -1091,6 +1098,8 @@ class Far:
         """A running stage.py over there: (process, what it said first)."""
         job = {"do": do, "source": self.path, "hub": self.job.get("hub"), "files": self.job.get("files"), "json": True}
         program = own_program()
+        import subprocess
+
         process = subprocess.Popen(
             self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
         )
@@ -1414,11 +1423,14 @@ class Filling:
             self.lock.notify_all()
 
     def work(self):
-        part = None
+        part = step = None
         try:
             while True:
                 with self.lock:
+                    if step and step[2]:
+                        self.copied(*step)
                     step = self.take()
+                    self.lock.notify()  # another one, but this thread goes on first: its caches have the file's
                     while step is None and not self.over.is_set():
                         self.lock.wait()
                         step = self.take()
@@ -1436,7 +1448,7 @@ class Filling:
         """
         if self.trouble:
             return None
-        best = None
+        best, busy = None, sum(part.copiers for part in self.parts)
         for part in self.parts:
             if part.finished:
                 continue
@@ -1444,7 +1456,9 @@ class Filling:
             if not part.hashing and (whole or (self.hash and part.ready > part.hashed)):
                 part.hashing = True
                 return part, 0, 0, True
-            if part.next < part.ranges and (best is None or part.copiers < best.copiers):
+            if part.next == part.ranges or self.crowded(part, busy):
+                continue
+            if best is None or part.copiers < best.copiers:
                 best = part
                 if not part.copiers:
                     break
@@ -1453,22 +1467,27 @@ class Filling:
                 self.over.set()
                 self.lock.notify_all()
             return None
-        # Out of memory into memory, more threads than processors only wait for each other; a disk wants them all.
-        warm = best.source is not None and best.source.warm
-        if warm and best.copiers and sum(part.copiers for part in self.parts) >= self.cores:
-            return None
         number = best.next
         self.open(best)
-        most = min(best.ranges, number + (STEP if warm and not self.hash else 1))
+        chained = self.hash and not best.hashing and best.hashed == number
+        most = min(best.ranges, number + (STEP if best.source.warm and chained == self.hash else 1))
         while best.next < most and not best.done[best.next]:
             best.next += 1
         count = best.next - number
         best.copiers += 1
-        chained = self.hash and not best.hashing and best.hashed == number
         best.hashing = best.hashing or chained
         while best.next < best.ranges and best.done[best.next]:
             best.next += 1
         return best, number, count, chained
+
+    def crowded(self, part, busy):
+        """Whether one more thread would only be in the way. A disk wants them all. Out of memory into memory, more than
+        there are processors take the caches from each other, and a file in tmpfs has one writer at a time: a second
+        thread helps only where the first one hashes.
+        """
+        if part.source is None or not part.source.warm:
+            return False
+        return busy >= self.cores or part.copiers > (1 if self.hash else 0)
 
     def open(self, part, reading=False):
         """With the lock held."""
@@ -1491,18 +1510,19 @@ class Filling:
         offset, length = part.span(number, count)
         sums = list(part.sums.values()) if chained else []
         part.source.into(part.copy, offset, length, self.buffer(), sums, part.copiers == 1)
-        with self.lock:
-            part.copiers -= 1
-            part.done[number : number + count] = b"\1" * count
-            if chained:
-                part.hashing = False
-                part.hashed += 1
-            while part.ready < part.ranges and part.done[part.ready]:
-                part.ready += 1
-            self.note("\n".join("%d %d" % (part.number, one) for one in range(number, number + count)))
-            self.lock.notify()
         if chained or not self.hash:
             self.teller.add(length)
+
+    def copied(self, part, number, count, chained):
+        """With the lock held."""
+        part.copiers -= 1
+        part.done[number : number + count] = b"\1" * count
+        if chained:
+            part.hashing = False
+            part.hashed += count
+        while part.ready < part.ranges and part.done[part.ready]:
+            part.ready += 1
+        self.note("\n".join("%d %d" % (part.number, one) for one in range(number, number + count)))
 
     def hash_range(self, part):
         """Hashes on what is in the copy, and finishes a file that is there to its end."""
@@ -1683,6 +1703,8 @@ print(json.dumps({"path": path}), flush=True)
 
 def python_with_hub(candidates):
     """The first of these Pythons that has huggingface_hub. Raises Bad."""
+    import subprocess
+
     for python in candidates:
         python = os.path.expanduser(python)
         try:
@@ -1700,6 +1722,8 @@ class Download:
     """One attempt: the child, and how much has come."""
 
     def __init__(self, python, job, environment):
+        import subprocess
+
         self.root = job["local_dir"] or os.path.join(job["cache"], repository_folder(job["repo"]))
         self.before = set(self.files())
         self.process = subprocess.Popen(
