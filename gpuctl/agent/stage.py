@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 VERSION = "1"
 RANGE = 4 << 20
-PIECE = 512 << 10  # read, written and hashed at a time: still in the caches of its processor
+PIECE = 1 << 20  # read, written and hashed at a time: still in the caches of its processor
 STEP = 16  # ranges that one thread takes at once from the page cache
 BLOCK = 4096  # what O_DIRECT is aligned to
 HUGE = 2 << 20
