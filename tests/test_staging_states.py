@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import io
 import json
+import mmap
 import os
 import random
 import tempfile
@@ -535,6 +536,59 @@ def test_what_the_page_cache_has_is_not_read_from_the_disk(tmp_path, kernel, has
     data = (tmp_path / "source/f").read_bytes()
     assert fill(tmp_path / "source", tmp_path / "copy", hashed) == 0
     assert (tmp_path / "copy/f").read_bytes() == data
+
+
+@pytest.mark.parametrize("hashed", [True, False])
+def test_of_what_the_page_cache_has_in_part_the_rest_comes_past_it(tmp_path, monkeypatch, hashed):
+    """Also within the many ranges that one thread takes at once from a file that was cached so far."""
+    monkeypatch.setattr(program, "RANGE", 1 << 16)
+    folder, size = tmp_path / "source", 40 << 16
+    cold_file(folder)
+    with open(folder / "f", "wb") as file:
+        file.write(random.Random(2).randbytes(size))
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    with open(folder / "f", "rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        for number in [*range(20), 25]:
+            os.pread(file.fileno(), 1 << 16, number << 16)
+    cached = pages_cached(folder / "f")
+    assert fill(folder, tmp_path / "copy", hashed) == size - cached * mmap.PAGESIZE
+    assert pages_cached(folder / "f") <= cached
+    assert (tmp_path / "copy/f").read_bytes() == random.Random(2).randbytes(size)
+
+
+@pytest.mark.parametrize(("hashed", "writers"), [(True, 2), (False, 1)])
+def test_out_of_the_page_cache_threads_do_not_crowd_one_file(tmp_path, monkeypatch, hashed, writers):
+    monkeypatch.setattr(program, "RANGE", 1 << 12)
+    monkeypatch.setattr(program, "STEP", 2)
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/f").write_bytes(random.Random(3).randbytes(400 << 12))
+    counts = []
+
+    class Counting(Folder):
+        def open(self, path):
+            opened = super().open(path)
+            opened.warm, into = True, opened.into
+            monkeypatch.setattr(program._Opened, "resident", lambda *_: True)
+
+            def counted(*arguments):
+                counts.append(filling.parts[0].copiers)
+                into(*arguments)
+
+            opened.into = counted
+            return opened
+
+    seen = program.listing_of(str(tmp_path / "source"))
+    entries = [{"path": "f", "size": seen["files"]["f"]["size"], "digest": None, "mtime_ns": None}]
+    filling = Filling(
+        str(tmp_path / "copy"), entries, Counting({"path": str(tmp_path / "source")}), Teller(True, 1e9), hashed
+    )
+    filling.resume()
+    filling.cores = 8
+    filling.run(8, lambda left: None)
+    assert max(counts) <= writers
+    assert (tmp_path / "copy/f").read_bytes() == (tmp_path / "source/f").read_bytes()
 
 
 class CutOff(Folder):
