@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import json
 import os
 import re
 import shlex
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -25,8 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpuctl import background
 from gpuctl.assets import asset
 
+GRACE_S = 5.0  # for Ansible, to end its workers
 # What of our environment reaches Ansible.
 PASSED = frozenset({"HOME", "USER", "LOGNAME", "SHELL", "TZ", "TMPDIR", "SSH_AUTH_SOCK", "XDG_RUNTIME_DIR"})
 
@@ -84,14 +88,23 @@ def play(
         return Outcome("no machine is meant", (), {}, 0.0)
     listener = _Listener(on_step)
     stop = threading.Event()
+    asked: list[float] = []  # when it was asked to end, in seconds since it began
 
-    def ends() -> bool:
-        return stop.is_set() or listener.broken is not None or time.monotonic() - started > timeout or bool(cancelled())
+    def ends(pid: Path) -> bool:
+        """What ansible-runner asks all the time. True kills the process of Ansible, but not its workers, which would go
+        on with their task: so it is asked to end first, and ends them."""
+        took = time.monotonic() - started
+        if not asked and (stop.is_set() or listener.broken is not None or took > timeout or cancelled()):
+            with contextlib.suppress(OSError, ValueError):  # not there yet, or not any more
+                os.kill(int(pid.read_text()), signal.SIGTERM)
+            asked.append(took)
+        return bool(asked) and took - asked[0] > GRACE_S
 
     file = asset("playbooks", f"{playbook}.yml")
     with _private_folder() as folder:
-        given = folder / "variables.json"
-        given.touch(mode=0o600)
+        given, pid = folder / "variables.json", folder / "pid"
+        for file_of_ours in (given, pid):
+            file_of_ours.touch(mode=0o600)
         given.write_text(json.dumps(_for_ansible(variables or {})), encoding="utf-8")
         words = ["--diff", "-e", f"@{given}", *(["--check"] if check else [])]
         words += ["--tags", ",".join(tags)] if tags else []
@@ -105,33 +118,22 @@ def play(
             quiet=True,
             settings={"pexpect_timeout": 0.2, "suppress_output_file": True},
             event_handler=listener.take,
-            cancel_callback=ends,
+            cancel_callback=functools.partial(ends, pid),
         )
         runner.config.env = _environment(runner.config.env)
-        runner.config.command = [*_ending_with_us(), *runner.config.command]
-        result: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                runner.run()
-            except BaseException as error:  # noqa: BLE001 - it goes to the thread that asked
-                result.append(error)
-
-        thread = threading.Thread(target=run, name=f"playbook {playbook}", daemon=True)
-        thread.start()
+        runner.config.command = [*_ending_with_us(pid), *runner.config.command]
+        running = background.begin(runner.run, f"playbook {playbook}")
         try:
-            while thread.is_alive():
-                thread.join(0.2)
+            background.ended([running])
         finally:
             stop.set()
-            thread.join(15)
+            background.ended([running], timeout=15)
     if listener.broken is not None:
         raise listener.broken
-    if result:
-        raise result[0]
+    running.result(timeout=0)
     took = time.monotonic() - started
-    if runner.canceled:
-        late = took > timeout
+    if asked:
+        late = asked[0] > timeout
         why = f"playbook {playbook} did not end within {timeout:g} s" if late else f"playbook {playbook} was cancelled"
         if listener.task:
             why += f"; it was at: {listener.task}"
@@ -301,10 +303,12 @@ def _environment(prepared: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _ending_with_us() -> list[str]:
-    """Words before a command that end it when we are killed: an ansible-playbook whose terminal is gone never ends."""
+def _ending_with_us(pid: Path) -> list[str]:
+    """Words before a command that note its process, and end it when we are killed: an ansible-playbook whose terminal
+    is gone never ends."""
     setpriv = shutil.which("setpriv")  # of util-linux
-    return [setpriv, "--pdeathsig", "TERM", "--"] if setpriv else []
+    noted = ["sh", "-c", 'echo $$ >"$0" && exec "$@"', str(pid)]
+    return [*noted, setpriv, "--pdeathsig", "TERM", "--"] if setpriv else noted
 
 
 @contextlib.contextmanager

@@ -6,13 +6,15 @@ has its unit (or process) as every other server, and the engine joins them.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from gpuctl import hosts
+from gpuctl import background, hosts
 from gpuctl.engines import Launch
 from gpuctl.supervision import Listener, Start, SupervisionError, Supervisor, UnitState, Watch
 from gpuctl.transport import TransportError
@@ -85,7 +87,7 @@ class Together(Supervisor):
         super().__init__(head.transport, head.folder, python=head.python)
         self.members = tuple(members)
         self.argvs = tuple(argvs)
-        self._starting: list[threading.Thread] = []
+        self._starting: list[Future[None]] = []
 
     def start(self, server: Start) -> UnitState:
         """All at the same time. When one cannot be started the others are stopped again. Raises SupervisionError."""
@@ -108,8 +110,7 @@ class Together(Supervisor):
 
     def stop(self, unit: str, grace_s: float = 10) -> UnitState | None:
         """Everywhere, also where the others cannot be reached any more. Returns how the head's ended."""
-        for thread in self._starting:  # one that is just being started would be found by nobody
-            thread.join(180)
+        background.ended(self._starting, timeout=180)  # one that is just being started would be found by nobody
         found = self._side_by_side(lambda m: m.stop(unit, grace_s))
         return _only(found[0])
 
@@ -162,16 +163,12 @@ class Together(Supervisor):
             except Exception as error:  # noqa: BLE001 - it goes to the thread that asked
                 found[number] = error
 
-        threads = [
-            threading.Thread(target=one, args=(number, member), name=member.transport.name, daemon=True)
-            for number, member in enumerate(self.members)
-        ]
+        works: list[Future[None]] = []
         if starts:
-            self._starting = threads
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+            self._starting = works
+        for number, member in enumerate(self.members):
+            works.append(background.begin(functools.partial(one, number, member), member.transport.name))
+        background.ended(works)
         return found
 
 

@@ -8,6 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -18,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from gpuctl import restore
 from gpuctl.cli import restore as cli
 from gpuctl.cli._mending import Mending, allow
+from gpuctl.config import ConfigError
 from gpuctl.doctor.healing import key
 from gpuctl.hosts import Machine
 from tests.test_healing import FLAGSHIP, STYLES, world
@@ -192,6 +195,92 @@ def test_no_such_box_is_a_mistake_and_one_that_does_not_answer_is_not_known(tmp_
     assert done.returncode == 3
     assert json.loads(done.stdout)["boxes"][0]["state"] == "unknown"
     assert done.stderr.count("\n") == 1
+
+
+def machines_of(nodes):
+    """{node: [box ...]} as the command has them."""
+    return [[Machine(name=name, kind="guest", node=node) for name in boxes] for node, boxes in nodes.items()]
+
+
+def test_nodes_are_restored_side_by_side_and_the_boxes_of_one_node_in_turn():
+    both, lines, busy = threading.Barrier(2, timeout=10), [], set()
+
+    def one(machine, line, heard):
+        heard()
+        assert machine.node not in busy, "another box of the node is at work"
+        busy.add(machine.node)
+        if machine.name in ("a1", "b"):
+            both.wait()  # one would wait for ever if the other came after it
+        line("  SAW  something")
+        line(f"{machine.name}: in order")
+        busy.remove(machine.node)
+        return {"box": machine.name}
+
+    told = cli._side_by_side(machines_of({"n1": ["a1", "a2"], "n2": ["b"]}), one, lines.append)
+    assert told == {name: {"box": name} for name in ("a1", "a2", "b")}
+    assert sorted(lines) == sorted(
+        [
+            *(f"{name:<2}  SAW  something" for name in ("a1", "a2", "b")),
+            *(f"{name}: in order" for name in ("a1", "a2", "b")),
+        ]
+    )
+
+
+def test_a_fault_at_one_box_is_told_when_the_others_are_done():
+    done = []
+
+    def one(machine, line, heard):
+        if machine.name == "a":
+            raise ConfigError(["servers.yml: no"])
+        time.sleep(0.2)
+        done.append(machine.name)
+        return {}
+
+    with pytest.raises(ConfigError):
+        cli._side_by_side(machines_of({"n1": ["a"], "n2": ["b"]}), one, print)
+    assert done == ["b"]
+
+
+def test_ctrl_c_ends_all_boxes_at_the_next_thing_that_happens_there(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+import os, signal, sys, threading, time
+from gpuctl.cli import restore as cli
+from gpuctl.hosts import Machine
+
+both = threading.Barrier(2)
+
+def one(machine, line, heard):
+    both.wait()
+    if machine.name == "a":
+        os.kill(os.getpid(), signal.SIGINT)
+    try:
+        while True:
+            time.sleep(0.05)
+            heard()
+    finally:
+        os.write(1, f"{machine.name} cleaned up\\n".encode())
+
+try:
+    cli._side_by_side([[Machine(name=name, kind="guest", node=name)] for name in "ab"], one, print)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    )
+    done = subprocess.run([sys.executable, str(program)], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert sorted(done.stdout.splitlines()) == ["a cleaned up", "b cleaned up", "interrupted"], done.stderr
+
+
+def test_several_boxes_that_do_not_answer_are_each_told(tmp_path):
+    shutil.copytree(ROOT / "inventory" / "kpro6", tmp_path / "inv")
+    lost = "{ansible_host: 127.0.0.1, ansible_port: 1}"
+    (tmp_path / "inv" / "hosts.yml").write_text(f"all:\n  hosts:\n    lost: {lost}\n    gone: {lost}\n")
+    done = gpuctl("restore", "-i", str(tmp_path / "inv"), "-t", "all", "--check", "--json")
+    assert done.returncode == 3
+    boxes = json.loads(done.stdout)["boxes"]
+    assert [(box["box"], box["state"]) for box in boxes] == [("lost", "unknown"), ("gone", "unknown")]
+    assert done.stderr.count("\n") == 2
 
 
 def gpuctl(*words):

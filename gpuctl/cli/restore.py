@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpuctl import background
 from gpuctl.cli import FINDINGS, UNKNOWN, WELL
 from gpuctl.cli._console import document, out, say
 from gpuctl.cli._mending import Mending, allow, does, seconds
@@ -22,13 +25,15 @@ from gpuctl.cli._options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
 
     from gpuctl.doctor import Healing
     from gpuctl.finding import Finding
     from gpuctl.hosts import Machine
     from gpuctl.restore import Restorer
 
+ENDING_S = 5.0  # after Ctrl-C, for several boxes to end what they are at
 CODES = {"well": WELL, "mended": WELL, "stuck": FINDINGS, "failed": FINDINGS, "wrong": FINDINGS, "unknown": UNKNOWN}
 
 
@@ -41,7 +46,7 @@ def command(inventory: str, targets: tuple[str, ...], boot: bool, check: bool, y
 
     Each layer is looked at, mended where it has to be, and looked at again. What a box is to serve stands in hosts.yml
     (gpuctl_serves: SERVER, or a list); otherwise it is what is enabled there at boot. A box with nothing wrong is left
-    as it is.
+    as it is. With --yes or --check, boxes of several nodes go side by side.
 
     Exit code 1: something is still wrong, or (--check) would be mended; 3: it could not tell.
     """
@@ -52,25 +57,73 @@ def command(inventory: str, targets: tuple[str, ...], boot: bool, check: bool, y
     machines = hosts.load(known.folder)
     chosen = machines.chosen(targets)
     wants = {machine.name: wants_of(machine, known) for machine in chosen}
-    code, documents = WELL, []
+    line = say if as_json else out
+
+    def one(machine: Machine, line: Callable[[str], Any], heard: Callable[[], None], *, live: bool) -> dict[str, Any]:
+        mending = Mending(line, live=live)
+
+        def tell(event: str, **facts: Any) -> None:
+            heard()
+            mending.tell(event, **facts)
+
+        served = wants[machine.name] if wants[machine.name].servers else None
+        restorer = Restorer(machines, machine.name, known, served, tell=tell, allowed=None if yes else allow)
+        return _restored(restorer, machine, check, line, boot=boot)
+
+    nodes: dict[str, list[Machine]] = {}
     for machine in chosen:
-        mending = Mending(say if as_json else out, live=sys.stderr.isatty() and not as_json)
-        restorer = Restorer(
-            machines,
-            machine.name,
-            known,
-            wants[machine.name] if wants[machine.name].servers else None,
-            tell=mending.tell,
-            allowed=None if yes else allow,
-        )
-        told = _restored(restorer, machine, check, say if as_json else out, boot=boot)
-        code = max(code, CODES[told["state"]])
-        documents.append(told)
+        nodes.setdefault(machine.node or machine.name, []).append(machine)
+    if len(nodes) > 1 and (yes or check):
+        told = _side_by_side(list(nodes.values()), functools.partial(one, live=False), line)
+    else:
+        live = sys.stderr.isatty() and not as_json
+        told = {machine.name: one(machine, line, lambda: None, live=live) for machine in chosen}
+    documents = [told[machine.name] for machine in chosen]
+    code = max((CODES[each["state"]] for each in documents), default=WELL)
     if as_json:
         worst = max((one["state"] for one in documents), key=lambda state: (CODES[state], state != "well"))
         verdict = worst if len(documents) == 1 else {WELL: "well", FINDINGS: "findings", UNKNOWN: "unknown"}[code]
         document({"schema": "gpuctl.restore/1", "verdict": verdict, "boxes": documents})
     return code
+
+
+def _side_by_side(
+    nodes: Sequence[Sequence[Machine]],
+    one: Callable[[Machine, Callable[[str], Any], Callable[[], None]], dict[str, Any]],
+    line: Callable[[str], Any],
+) -> dict[str, dict[str, Any]]:
+    """one(machine, line, heard) for all, by name: nodes side by side; the boxes of one node, whose settings and memory
+    they share, one after the other. Lines begin with the box. `heard` is to be called whenever something happens there:
+    after Ctrl-C it ends that. What goes on without a sound ends with us. An error is raised when all have ended.
+    """
+    wide = max(len(machine.name) for machines in nodes for machine in machines)
+    told: dict[str, dict[str, Any]] = {}
+    over, printing = threading.Event(), threading.Lock()
+
+    def heard() -> None:
+        if over.is_set():
+            raise KeyboardInterrupt
+
+    def print_of(machine: Machine, text: str) -> None:
+        with printing:
+            line(f"{machine.name:<{wide}}{text}" if text.startswith(" ") else text)
+
+    def work(machines: Sequence[Machine]) -> None:
+        for machine in machines:
+            heard()
+            told[machine.name] = one(machine, functools.partial(print_of, machine), heard)
+
+    works: list[Future[None]] = []
+    try:
+        works.extend(background.begin(functools.partial(work, machines)) for machines in nodes)
+        background.ended(works)
+    except BaseException:
+        over.set()
+        background.ended(works, timeout=ENDING_S)
+        raise
+    for ended in works:
+        ended.result()
+    return told
 
 
 def _restored(

@@ -106,6 +106,7 @@ def test_it_ends_in_time_and_says_where_it_was(book):
         if "it was at" in got.why:
             break
     assert got.why == f"playbook x did not end within {limit:g} s; it was at: Wait for ever"
+    assert not running(inventory), "its task does not go on"
 
 
 def test_it_can_be_cancelled(book):
@@ -114,6 +115,7 @@ def test_it_can_be_cancelled(book):
     threading.Timer(1.5, stop.set).start()
     got = play("x", inventory, ["here"], cancelled=stop.is_set)
     assert got.why.startswith("playbook x was cancelled")
+    assert not running(inventory)
 
 
 def test_a_fault_of_ours_ends_it_and_is_not_hidden(book):
@@ -172,25 +174,41 @@ def test_over_ssh_with_the_host_key_checked(book, tmp_path):
         sshd.stop()
 
 
+BEGIN = "- name: Begin\n  ansible.builtin.shell: 'echo > {{ mark }}; sleep 100'"
+
+
+def running(inventory):
+    """Processes of Ansible that are at work with this inventory."""
+    found = []
+    for line in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if b"ansible-playbook" in (words := line.read_bytes()) and str(inventory).encode() in words:
+                found.append(line.parent.name)
+    return found
+
+
+def test_ctrl_c_ends_it_before_anything_else_happens(book, tmp_path):
+    inventory, mark = book(BEGIN), tmp_path / "mark"
+
+    def interrupt():
+        wait_until(mark.exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        play("x", inventory, ["here"], {"mark": str(mark)})
+    assert not running(inventory)
+
+
 def test_killed_with_us_it_ends_too(book, tmp_path):
     """Left alone, it would go on changing machines beside the next run, or wait for a terminal that is gone."""
-    inventory = book("- name: Begin\n  ansible.builtin.shell: 'echo > {{ mark }}; sleep 100'")
-    mark = tmp_path / "mark"
-
-    def running():
-        found = []
-        for line in Path("/proc").glob("[0-9]*/cmdline"):
-            with contextlib.suppress(OSError):
-                if b"ansible-playbook" in (words := line.read_bytes()) and str(inventory).encode() in words:
-                    found.append(line.parent.name)
-        return found
-
+    inventory, mark = book(BEGIN), tmp_path / "mark"
     ours = os.fork()
     if ours == 0:
         play("x", inventory, ["here"], {"mark": str(mark)})
         os._exit(0)
     assert wait_until(mark.exists)
-    assert running()
+    assert running(inventory)
     os.kill(ours, signal.SIGKILL)
     os.waitpid(ours, 0)
-    assert wait_until(lambda: not running(), seconds=20), running()
+    assert wait_until(lambda: not running(inventory), seconds=20), running(inventory)
