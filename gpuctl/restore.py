@@ -11,13 +11,13 @@ import difflib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from gpuctl import config, deploy, doctor, hosts, plugins, render, staging
+from gpuctl import background, config, deploy, doctor, hosts, plugins, render, staging
 from gpuctl.agent.stage import size_of
 from gpuctl.asking import ask
 from gpuctl.box import Box, Snapshot
@@ -126,10 +126,11 @@ class Restorer:
         """The box as it is now: every machine of it probed side by side, models and servers beside that. What a remedy
         of the upper layers cannot have changed is not probed again. Raises TransportError."""
         self.tell("looking", box=self.machine.name)
-        with self._timed("looking"), ThreadPoolExecutor(3) as pool:
+        with self._timed("looking"):
             again = self._last if self._upper else None
-            probed = pool.submit(lambda: again or self._probed())
-            above = [pool.submit(self._models), pool.submit(self._serving)]
+            probed = background.begin(lambda: again or self._probed())
+            above = [background.begin(self._models), background.begin(self._serving)]
+            background.ended([probed, *above])
             box = probed.result()
             parts = self._above(above) if box.guest.present else {}
         self.looks += 1

@@ -15,6 +15,7 @@ import pytest
 from sshd import NO_BASHRC, Sshd, free_port, make_key
 
 import gpuctl.transport.ssh
+from gpuctl.background import begin
 from gpuctl.transport import Refused, Ssh, TimedOut, Unreachable, agent, each
 from gpuctl.waiting import reached
 from tests.patience import ends_within, wait_until
@@ -408,6 +409,37 @@ def mute():
 def test_a_machine_that_accepts_and_says_nothing(mute):
     with ends_within(4):
         refusal(Unreachable, Ssh("box", "127.0.0.1", port=mute, config="/dev/null", connect_timeout=1))
+
+
+def test_closing_does_not_wait_for_a_machine_that_says_nothing(mute):
+    one = Ssh("box", "127.0.0.1", port=mute, config="/dev/null", connect_timeout=20)
+    asked = begin(lambda: one.run(["true"]))
+    time.sleep(0.5)
+    with ends_within(1.5):
+        one.close()
+    assert not asked.done()
+
+
+def test_a_connection_that_comes_when_nobody_wants_it_any_more_is_closed(server, monkeypatch):
+    box, go, coming, connect = server(), threading.Event(), threading.Event(), gpuctl.transport.ssh.login.connect
+
+    def late(*arguments):
+        coming.set()
+        assert go.wait(60)
+        return connect(*arguments)
+
+    one = Ssh("box", "machine", config=str(box.config))
+    with monkeypatch.context() as patch:
+        patch.setattr(gpuctl.transport.ssh.login, "connect", late)
+        asked = begin(lambda: one.run(["true"]))
+        assert coming.wait(60)
+        one.close()
+        go.set()
+        with pytest.raises(Unreachable, match="box: closed while it connected"):
+            asked.result(60)
+    assert wait_until(lambda: not box.children())
+    assert one.run(["echo", "anew"]).text == "anew\n"
+    one.close()
 
 
 def test_a_port_where_something_else_answers():

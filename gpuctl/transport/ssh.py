@@ -19,6 +19,7 @@ from typing import Any
 from gpuctl.transport import hops, login
 from gpuctl.transport.contract import Completed, Refused, TimedOut, Unreachable, brief, ended, limited
 
+CLOSING_S = 0.2  # for a thread that opens a session on a connection that is there
 SILENCE = 30.0  # seconds without a byte after which the machine is asked whether it is still there
 
 
@@ -56,6 +57,7 @@ class Ssh:
             host,
         ]
         self._lock = threading.Lock()
+        self._unwanted = False  # closed while a thread connects
         self._chain: list[Any] = []  # open connections, the nearest hop first
 
     def run(
@@ -77,7 +79,7 @@ class Ssh:
         except _TooLong:
             raise TimedOut(f"{self.name}: {brief(argv)} did not end within {timeout:g} s") from None
         except (OSError, EOFError, paramiko.SSHException) as error:
-            self.close()
+            self._drop(connection)
             why = f" ({error})" if str(error) else ""
             raise Unreachable(f"{self.name}: the connection broke while `{brief(argv)}` ran{why}") from None
         finally:
@@ -103,11 +105,19 @@ class Ssh:
         return ["ssh", *(["-F", self._config] if self._config else []), *strict, *self._arguments, words]
 
     def close(self) -> None:
-        with self._lock:
-            chain, self._chain = self._chain, []
-        for connection in reversed(chain):
-            with contextlib.suppress(Exception):
-                connection.close()
+        self._unwanted = True
+        if self._lock.acquire(timeout=CLOSING_S):  # else a thread is connecting, which may take long, and closes it
+            chain, self._chain, self._unwanted = self._chain, [], False
+            self._lock.release()
+            _close(chain)
+
+    def _drop(self, connection: Any) -> None:
+        """Closes what broke, and not what another thread has opened since."""
+        if self._lock.acquire(timeout=CLOSING_S):
+            broken = self._chain if self._chain[-1:] == [connection] else []
+            self._chain = [] if broken else self._chain
+            self._lock.release()
+            _close(broken)
 
     def _channel(self) -> tuple[Any, Any]:
         """A fresh session channel, on the open connection or on a new one."""
@@ -123,7 +133,12 @@ class Ssh:
                     # It broke while nobody was looking; nothing was sent, so a new one may be tried.
                     _close(self._chain)
                     self._chain = []
+            self._unwanted = False
             self._chain = self._connect()
+            if self._unwanted:
+                _close(self._chain)
+                self._chain = []
+                raise Unreachable(f"{self.name}: closed while it connected")
             try:
                 return self._chain[-1], self._chain[-1].create_session()
             except (OSError, EOFError, paramiko.SSHException) as error:
