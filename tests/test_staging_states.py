@@ -9,7 +9,9 @@ import json
 import mmap
 import os
 import random
+import resource
 import tempfile
+import threading
 from pathlib import Path
 
 import gguf
@@ -539,10 +541,14 @@ def test_what_the_page_cache_has_is_not_read_from_the_disk(tmp_path, kernel, has
 
 
 @pytest.mark.parametrize("hashed", [True, False])
-def test_of_what_the_page_cache_has_in_part_the_rest_comes_past_it(tmp_path, monkeypatch, hashed):
-    """Also within the many ranges that one thread takes at once from a file that was cached so far."""
-    monkeypatch.setattr(program, "RANGE", 1 << 16)
-    folder, size = tmp_path / "source", 40 << 16
+@pytest.mark.parametrize("numbers", [[*range(20), 25], [*range(0, 40, 2)]])
+def test_of_what_the_page_cache_has_in_part_the_rest_comes_past_it(tmp_path, monkeypatch, hashed, numbers):
+    """Also within the many ranges that one thread takes at once from a file that was cached so far, and while others
+    read what is cached elsewhere in it.
+    """
+    monkeypatch.setattr(program, "RANGE", 1 << 18)
+    monkeypatch.setattr(program, "PIECE", 1 << 12)
+    folder, size = tmp_path / "source", 40 << 18
     cold_file(folder)
     with open(folder / "f", "wb") as file:
         file.write(random.Random(2).randbytes(size))
@@ -550,8 +556,8 @@ def test_of_what_the_page_cache_has_in_part_the_rest_comes_past_it(tmp_path, mon
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     with open(folder / "f", "rb", buffering=0) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-        for number in [*range(20), 25]:
-            os.pread(file.fileno(), 1 << 16, number << 16)
+        for number in numbers:
+            os.pread(file.fileno(), 1 << 18, number << 18)
     cached = pages_cached(folder / "f")
     assert fill(folder, tmp_path / "copy", hashed) == size - cached * mmap.PAGESIZE
     assert pages_cached(folder / "f") <= cached
@@ -589,6 +595,142 @@ def test_out_of_the_page_cache_threads_do_not_crowd_one_file(tmp_path, monkeypat
     filling.run(8, lambda left: None)
     assert max(counts) <= writers
     assert (tmp_path / "copy/f").read_bytes() == (tmp_path / "source/f").read_bytes()
+
+
+class Cached(Folder):
+    """A source of which the page cache has what `has(path, number of a range)` says. Notes every step as
+    (path, first range, how many), and how many of its files are open.
+    """
+
+    def __init__(self, listing, has, meanwhile=lambda path: None):
+        super().__init__(listing)
+        self.has, self.meanwhile = has, meanwhile
+        self.steps, self.opened, self.most = [], 0, 0
+
+    def open(self, path):
+        opened = super().open(path)
+        into, close = opened.into, opened.close
+        self.opened += 1
+        self.most = max(self.most, self.opened)
+
+        def resident(at, length):
+            return all(self.has(path, at // program.RANGE + one) for one in range(-(-length // program.RANGE)))
+
+        def noted(copy, offset, length, *more):
+            self.steps.append((path, offset // program.RANGE, -(-length // program.RANGE)))
+            self.meanwhile(path)
+            into(copy, offset, length, *more)
+
+        def closed():
+            self.opened -= 1
+            close()
+
+        opened.resident = opened.ahead = resident
+        opened.into, opened.close = noted, closed
+        return opened
+
+
+def filling_of(folder, sizes, source, *, hashed=True, cores=1):
+    """Of files with so many ranges of a page each; `source`: what opens them, of a listing."""
+    (folder / "source").mkdir()
+    for path, ranges in sizes.items():
+        (folder / "source" / path).write_bytes(random.Random(path).randbytes(ranges * program.RANGE))
+    seen = program.listing_of(str(folder / "source"))
+    entries = [{"path": path, "size": one["size"], "digest": None} for path, one in seen["files"].items()]
+    filling = Filling(str(folder / "copy"), entries, source(seen), Teller(True, 1e9), hashed)
+    filling.cores = cores
+    filling.resume()
+    return filling
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(program, "RANGE", 1 << 12)
+    monkeypatch.setattr(program, "STEP", 8)
+
+
+@pytest.mark.parametrize("hashed", [True, False])
+def test_of_many_cached_files_only_those_are_open_that_are_copied(tmp_path, small, hashed):
+    """A process may have 1024 files open."""
+    sizes = {f"f{number:03}": 4 for number in range(300)}
+    filling = filling_of(tmp_path, sizes, lambda seen: Cached(seen, lambda *_: True), hashed=hashed, cores=2)
+    filling.run(8, lambda left: None)
+    assert filling.source.most <= 16
+    assert filling.teller.done == filling.teller.total == 300 * 4 * 4096
+    assert filling.busy == filling.source.opened == 0
+
+
+@pytest.mark.parametrize("hashed", [True, False])
+def test_what_a_disk_has_is_not_left_to_one_thread_because_a_little_of_it_is_cached(tmp_path, small, hashed):
+    """A thread takes many ranges at once only where the page cache has all of them."""
+
+    def has(path, number):
+        return number % 16 == 3 or 100 <= number < 140
+
+    filling = filling_of(tmp_path, {"f": 200}, lambda seen: Cached(seen, has), hashed=hashed, cores=2)
+    filling.run(8, lambda left: None)
+    assert sum(count for _, _, count in filling.source.steps) == 200
+    long = [(at, count) for _, at, count in filling.source.steps if count > 1]
+    assert all(has("f", number) for at, count in long for number in range(at, at + count))
+    assert long or hashed, "what is cached is taken in long steps; a hash that is behind follows range by range"
+
+
+@pytest.mark.parametrize("hashed", [True, False])
+def test_what_is_cached_does_not_wait_until_the_disk_is_done(tmp_path, small, hashed):
+    """More threads than processors read the disk: they do not keep the processors busy."""
+    there = threading.Event()
+
+    def slow(path):
+        assert path == "warm" or there.wait(20), "the disk was asked for everything first"
+        if path == "warm" and sum(one[0] == "warm" for one in filling.source.steps) == 2:
+            there.set()
+
+    sizes = {"cold": 40, "warm": 16}
+    filling = filling_of(
+        tmp_path, sizes, lambda seen: Cached(seen, lambda path, _: path == "warm", slow), hashed=hashed
+    )
+    filling.run(4, lambda left: None)
+
+
+def test_nothing_is_written_on_behind_a_line_of_the_journal_that_was_cut(tmp_path, small):
+    """It would say that a range is there which is not."""
+    sizes = {f"f{number:02}": 3 for number in range(12)}
+    filling = filling_of(tmp_path, sizes, Folder)
+    filling.note("0 0")
+    with open(tmp_path / "copy/.journal", "a") as file:
+        file.write("1")  # of "11 1"
+    for one in filling.parts:
+        (tmp_path / "copy" / one.path).write_bytes(bytes(one.size))
+    for done in ([(0, 0)], [(0, 0), (0, 2)]):
+        filling = Filling(filling.folder, [one.entry for one in filling.parts], filling.source, filling.teller)
+        filling.resume()
+        assert [(one.number, at) for one in filling.parts for at in range(3) if one.done[at]] == done
+        filling.note("0 2")
+
+
+def test_a_line_that_the_journal_has_no_room_for_is_not_in_it(tmp_path, small):
+    filling = filling_of(tmp_path, {"f": 3}, Folder)
+    before = (tmp_path / "copy/.journal").read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 2, hard))
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            filling.note("0 1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (tmp_path / "copy/.journal").read_bytes() == before
+
+
+def test_a_file_that_must_not_be_as_large_is_an_end_that_names_it(tmp_path, small):
+    """`ulimit -f`: met by every thread before it has copied anything."""
+    filling = filling_of(tmp_path, {"f": 300}, Folder)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100 << 12, hard))
+    try:
+        with pytest.raises(Bad, match=r"copy/f: File too large$"):
+            filling.run(3, lambda left: None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 class CutOff(Folder):

@@ -1002,18 +1002,24 @@ class _Opened:
         at, end = offset, offset + length
         while at < end:
             began, upto = at, end
-            self.warm = self.resident(at, upto - at)
-            if not self.warm and upto - at > RANGE:
+            warm = self.resident(at, upto - at)
+            if not warm and upto - at > RANGE:
                 upto = at + RANGE
-                self.warm = self.resident(at, RANGE)
+                warm = self.resident(at, RANGE)
+            self.warm = warm  # of others, too, who read elsewhere in it
             while at < upto:
-                if not self.warm and self.direct >= 0 and at % BLOCK == 0 and upto - at >= BLOCK:
+                if not warm and self.direct >= 0 and at % BLOCK == 0 and upto - at >= BLOCK:
                     at += self.past_cache(copy, at, min((upto - at) // BLOCK * BLOCK, PIECE), buffer, sums)
                 else:
                     at += self.buffered(copy, at, upto - at, buffer, sums, alone)
-            if not self.warm and (self.asked_by_reading or self.direct < 0 or at % BLOCK):
+            if not warm and (self.asked_by_reading or self.direct < 0 or at % BLOCK):
                 # nothing of it was in the cache before us, and the copy takes that memory
                 os.posix_fadvise(self.fd, began, at - began, os.POSIX_FADV_DONTNEED)
+
+    def ahead(self, at, length):
+        """Whether the page cache has what comes next; where nothing tells that, whether it had what was read last."""
+        pages = cached_pages(self.fd, at, length)
+        return self.warm if pages is None else pages >= -(-length // mmap.PAGESIZE)
 
     def resident(self, at, length):
         """Whether the page cache has it, as far as can be told."""
@@ -1165,13 +1171,14 @@ class Far:
 
 
 class _FarOpened:
-    warm = False
-
     def __init__(self, far, path):
         self.far, self.path = far, path
 
     def unchanged(self, one):
         return True  # the far side looks, with every range
+
+    def ahead(self, at, length):
+        return False
 
     def into(self, copy, offset, length, buffer, sums, alone):
         with self.far.lock:
@@ -1261,7 +1268,7 @@ class Copy:
         try:
             if write:
                 os.fchmod(self.fd, 0o644)
-                os.ftruncate(self.fd, size)
+                os.truncate(path, size)  # by its name, so that an error has it
         except BaseException:
             os.close(self.fd)
             raise
@@ -1291,6 +1298,7 @@ class Part:
     def begin(self):
         self.done = bytearray(self.ranges)
         self.next = self.copiers = self.hashed = self.ready = 0
+        self.warm = -1  # up to which range the page cache has what comes next; -1: not asked yet
         self.hashing = self.finished = False
         self.sums = {"sha256": hashlib.sha256()}
         if (self.entry.get("digest") or "").startswith("git:"):
@@ -1301,13 +1309,19 @@ class Part:
 
     def left(self):
         """Bytes that have to be written."""
-        return sum(self.span(number)[1] for number in range(self.ranges) if not self.done[number])
+        last = self.ranges * RANGE - self.size  # how much shorter than others the last range is
+        return self.done.count(0) * RANGE - (last if self.ranges and not self.done[-1] else 0)
 
     def advance(self):
         while self.next < self.ranges and self.done[self.next]:
             self.next += 1
         while self.ready < self.ranges and self.done[self.ready]:
             self.ready += 1
+
+    def look_ahead(self, source):
+        """Asks whether the page cache has all of the next step; with less, it is a disk's."""
+        if self.warm <= self.next < self.ranges:
+            self.warm = self.next + (STEP if source.ahead(*self.span(self.next, STEP)) else 0)
 
 
 class Filling:
@@ -1316,6 +1330,7 @@ class Filling:
     def __init__(self, folder, entries, source, teller, hash_=True):
         self.folder, self.source, self.teller, self.hash = folder, source, teller, hash_
         self.cores = len(os.sched_getaffinity(0))
+        self.busy = 0  # threads that copy out of the page cache
         self.parts = [
             Part(number, entry)
             for number, entry in enumerate(sorted(entries, key=lambda one: (-one["size"], one["path"])))
@@ -1352,15 +1367,22 @@ class Filling:
                 if any(part.done) and (not os.path.isfile(full) or os.stat(full).st_size != part.size):
                     part.begin()
         else:
+            lines = []
             remove(self.folder)
             os.makedirs(self.folder, mode=0o755)
         self.journal = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        if not os.fstat(self.journal).st_size:
+        os.ftruncate(self.journal, sum(len(line) + 1 for line in lines))  # nothing is written on behind a cut line
+        if not lines:
             self.note(self.identity())
         return sum(part.size - part.left() for part in self.parts)
 
     def note(self, line):
-        os.write(self.journal, (line + "\n").encode())
+        """Whole, or not at all: the next line would be written on behind a cut one."""
+        data = (line + "\n").encode()
+        wrote = os.write(self.journal, data)
+        if wrote < len(data):
+            os.ftruncate(self.journal, os.fstat(self.journal).st_size - wrote)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.path.join(self.folder, ".journal"))
 
     def link(self, old, manifest):
         """Takes files of the old copy that are the same by SHA-256. They take no room twice."""
@@ -1430,33 +1452,33 @@ class Filling:
                     if step and step[2]:
                         self.copied(*step)
                     step = self.take()
-                    self.lock.notify()  # another one, but this thread goes on first: its caches have the file's
                     while step is None and not self.over.is_set():
                         self.lock.wait()
                         step = self.take()
                     if step is None:
                         return
-                part, number, count, chained = step
+                    self.lock.notify()  # there may be more to do; this thread went on first: its caches have the file's
+                part, number, count, chained, _ = step
                 self.copy_ranges(part, number, count, chained) if count else self.hash_range(part)
         except BaseException as error:
             self.fail(self.in_words(error, part))
 
     def take(self):
         """The next thing to do, with the lock held: (part, first range to copy, how many, whether its hash can follow
-        at once), or (part, 0, 0, True): hash what is there; it goes first, and so keeps up. None: nothing, for the
-        moment or for good.
+        at once, whether out of the page cache), or (part, 0, 0, True, False): hash what is there; it goes first, and so
+        keeps up. None: nothing, for the moment or for good.
         """
         if self.trouble:
             return None
-        best, busy = None, sum(part.copiers for part in self.parts)
+        best = None
         for part in self.parts:
             if part.finished:
                 continue
             whole = part.ready == part.ranges and not part.copiers
             if not part.hashing and (whole or (self.hash and part.ready > part.hashed)):
                 part.hashing = True
-                return part, 0, 0, True
-            if part.next == part.ranges or self.crowded(part, busy):
+                return part, 0, 0, True, False
+            if part.next == part.ranges or self.crowded(part):
                 continue
             if best is None or part.copiers < best.copiers:
                 best = part
@@ -1469,25 +1491,33 @@ class Filling:
             return None
         number = best.next
         self.open(best)
+        best.look_ahead(best.source)
+        warm = number < best.warm
         chained = self.hash and not best.hashing and best.hashed == number
-        most = min(best.ranges, number + (STEP if best.source.warm and chained == self.hash else 1))
+        most = min(best.ranges, best.warm if warm and chained == self.hash else number + 1)
         while best.next < most and not best.done[best.next]:
             best.next += 1
         count = best.next - number
         best.copiers += 1
+        self.busy += warm
         best.hashing = best.hashing or chained
         while best.next < best.ranges and best.done[best.next]:
             best.next += 1
-        return best, number, count, chained
+        best.look_ahead(best.source)
+        return best, number, count, chained, warm
 
-    def crowded(self, part, busy):
+    def crowded(self, part):
         """Whether one more thread would only be in the way. A disk wants them all. Out of memory into memory, more than
         there are processors take the caches from each other, and a file in tmpfs has one writer at a time: a second
         thread helps only where the first one hashes.
         """
-        if part.source is None or not part.source.warm:
+        if self.busy < self.cores and part.copiers <= (1 if self.hash else 0):
             return False
-        return busy >= self.cores or part.copiers > (1 if self.hash else 0)
+        if part.warm < 0:  # not left open: of hundreds that wait, that would be too many
+            source = self.source.open(part.path)
+            part.look_ahead(source)
+            source.close()
+        return part.next < part.warm
 
     def open(self, part, reading=False):
         """With the lock held."""
@@ -1513,9 +1543,10 @@ class Filling:
         if chained or not self.hash:
             self.teller.add(length)
 
-    def copied(self, part, number, count, chained):
+    def copied(self, part, number, count, chained, warm):
         """With the lock held."""
         part.copiers -= 1
+        self.busy -= warm
         part.done[number : number + count] = b"\1" * count
         if chained:
             part.hashing = False
@@ -1546,7 +1577,6 @@ class Filling:
             part.hashing = False
             if part.ready == part.ranges and (part.hashed == part.ranges or not self.hash):
                 self.finish(part)
-            self.lock.notify_all()
 
     def finish(self, part):
         """With the lock held: the whole file is there, and hashed."""
@@ -1576,14 +1606,15 @@ class Filling:
         part.finished = True
 
     def in_words(self, error, part):
+        what = getattr(error, "filename", None) or (part.path if part else "a file")
         if isinstance(error, OSError) and error.errno in FULL:
             return Bad(
                 "room",
                 "%s is full: %s could not be copied to its end; what is there stays for the next run"
-                % (mount_under(self.folder)[0], part.path if part else "a file"),
+                % (mount_under(self.folder)[0], what),
             )
         if isinstance(error, OSError):
-            return Bad("source", "%s: %s" % (error.filename or part.path, error.strerror))
+            return Bad("source", "%s: %s" % (what, error.strerror))
         return error
 
     def manifest(self, model, source):
