@@ -69,25 +69,43 @@ def read(path: Path) -> bytes:
         os.close(handle)
 
 
-def write(path: Path, data: bytes, *, instead: str = _ANOTHER) -> None:
-    """By temporary file, fsync and rename: after a crash there is the old file or the new one.
+def write(path: Path, data: bytes, *, instead: str = _ANOTHER, make_folder: bool = False) -> None:
+    """By temporary file, fsync and rename: after a crash there is the old file or the new one. A link stays, and leads
+    to the new one. A device, a pipe and /dev/stdout are written into: in the place of /dev/null, a file harms others.
 
-    `instead`: what to do where it cannot be written, for the message. Raises StoreError.
+    `make_folder`: not for a place that a person named, where one that is not there is a mistake. `instead`: what to do
+    where it cannot be written, for the message. Raises StoreError.
     """
     with _explained(path, instead):
-        draft = _draft(path, data)
+        if _is_stream(path):
+            with path.open("wb") as stream:
+                stream.write(data)
+            return
+        to = Path(os.path.realpath(path))
+        if to.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if make_folder:
+            to.parent.mkdir(parents=True, exist_ok=True)
+        draft = _draft(to, data)
         try:
-            draft.replace(path)
+            draft.replace(to)
         except BaseException:
             draft.unlink(missing_ok=True)
             raise
-        _sync(path.parent)
+        _sync(to.parent)
+
+
+def _is_stream(path: Path) -> bool:
+    """Neither a file nor a folder nor nothing; or what somebody has open already, whatever it is: /dev/stdout."""
+    there = str(path.readlink()) if path.is_symlink() else str(path)
+    if there.startswith(("/proc/", "/dev/fd/")):
+        return True
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def _draft(path: Path, data: bytes) -> Path:
     """The data on the disk, beside `path`: only its rename is left to do. Leaves nothing when it fails."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with draft.open("wb") as file:
             file.write(data)
@@ -221,6 +239,7 @@ class Run:
         lines = "".join(json.dumps(line) + "\n" for line in raw).encode()
         drafts = []
         with _explained(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 for to, data in ((stamps, lines), (path, (json.dumps(record.as_json(), indent=1) + "\n").encode())):
                     drafts.append((_draft(to, data), to))

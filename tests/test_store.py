@@ -7,9 +7,11 @@ import errno
 import json
 import os
 import resource
+import stat
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -148,3 +150,63 @@ def test_each_start_of_a_server_has_a_log_of_its_own(tmp_path, monkeypatch):
     assert second.name == "20261130T090000Z-2.log"
     assert run.log_path("s").name == "20261130T090000Z-3.log"
     assert first.read_text() == "why it died"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_is_no_file_is_written_into_and_stays(tmp_path, kind):
+    """As root, a file in the place of /dev/null is a machine to mend."""
+    path = tmp_path / kind
+    if kind == "device":
+        try:
+            os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 7))  # /dev/full
+        except PermissionError:
+            pytest.skip("not root")
+        with pytest.raises(StoreError, match="the disk is full"):
+            write(path, b"data")
+        assert path.is_char_device()
+    else:
+        os.mkfifo(path)
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(path.read_bytes)
+            write(path, b"data")
+            assert reading.result(60) == b"data"
+        assert path.is_fifo()
+    assert [one.name for one in tmp_path.iterdir()] == [kind]
+
+
+def test_a_link_stays_and_leads_to_what_was_written(tmp_path):
+    (tmp_path / "there").mkdir()
+    link = tmp_path / "report.html"
+    link.symlink_to("there/new.html")  # leads nowhere yet
+    for text in (b"one", b"two"):
+        write(link, text)
+        assert (link.is_symlink(), link.read_bytes()) == (True, text)
+    assert [one.name for one in (tmp_path / "there").iterdir()] == ["new.html"]
+
+
+@pytest.mark.parametrize("behind", ["a pipe", "a file"])
+def test_dev_stdout_is_what_it_is_connected_to(tmp_path, behind):
+    program = "from pathlib import Path; from gpuctl.store import write; write(Path('/dev/stdout'), b'data')"
+    with open(tmp_path / "out", "wb") as file:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            stdout=file if behind == "a file" else subprocess.PIPE,
+            cwd=Path(__file__).parents[1],
+            timeout=60,
+            check=True,
+        )
+        there = os.fstat(file.fileno()).st_ino
+    assert ((tmp_path / "out").read_bytes() if behind == "a file" else done.stdout) == b"data"
+    assert (tmp_path / "out").stat().st_ino == there, "it is the file that the shell has open"
+    assert Path("/dev/stdout").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [(".", "Is a directory"), ("", "Is a directory"), ("/", "Is a directory"), ("not/there.json", "No such file or")],
+)
+def test_a_folder_and_a_folder_that_is_not_there_are_one_line(tmp_path, monkeypatch, name, said):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StoreError, match=f"{said}.*; -o names another file"):
+        write(Path(name), b"data", instead="-o names another file")
+    assert list(tmp_path.iterdir()) == []

@@ -241,7 +241,7 @@ def _report(run: Run) -> None:
 
     with report.undisturbed():
         rendered = report.render(report.load_run(run.folder), "markdown")
-    write(run.folder / "report" / "report.md", rendered)
+    write(run.folder / "report" / "report.md", rendered, make_folder=True)
 
 
 def _conclude(outcome: Outcome, run: Run, phase: str) -> None:

@@ -86,8 +86,9 @@ def _write(run: Run, form: str | None, output: Path | None, comparisons: list[Co
         return
     form = form or report.format_of(output.name) or "terminal"
     _announce(form)
-    for name, data in report.files(run, form, output.name, comparisons).items():
-        write(output.parent / name, data, instead="-o names another file")
+    files = report.files(run, form, output.name, comparisons)
+    for name in sorted(files, key=lambda name: name != output.name):  # the report, then its figures' folder
+        write(output.parent / name, files[name], instead="-o names another file", make_folder=name != output.name)
 
 
 def _announce(form: str | None) -> None:

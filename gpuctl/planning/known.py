@@ -197,7 +197,7 @@ def _flags_file(engine: ModuleType, key: str) -> Path:
 def _keep(path: Path, data: bytes) -> None:
     """What cannot be remembered is asked again the next time."""
     try:
-        write(path, data)
+        write(path, data, make_folder=True)
     except StoreError:
         pass
 
