@@ -6,20 +6,23 @@ and read by hosts.py; here only the names in it matter.
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
+import functools
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import jinja2
 from jinja2.sandbox import SandboxedEnvironment
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+from pydantic.dataclasses import dataclass as checked_dataclass
 
 from gpuctl import nccl
-from gpuctl.spelling import hint
+from gpuctl.spelling import hint, nearest
 from gpuctl.yamltext import Document, NotYaml, parse
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"  # becomes a unit name, a file name and a column of a table
@@ -111,15 +114,7 @@ class Phase(_Strict):
     target: str | None = None  # the box, unless -t says otherwise
     reps: int = Field(default=3, ge=1, le=1000)
     unstable_above: float = Field(default=0.05, gt=0)  # coefficient of variation of the repetitions
-    workloads: list[dict[str, dict[str, Any] | None]]
-
-    @field_validator("workloads")
-    @classmethod
-    def _one_each(cls, value: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        for item in value:
-            if len(item) != 1:
-                raise ValueError("each item names one workload, as in `- decode: {max_tokens: [256]}`")
-        return value
+    workloads: list[Any]  # one mapping each, from a workload to its parameters
 
 
 class _Servers(_Strict):
@@ -129,7 +124,7 @@ class _Servers(_Strict):
 
 class _Phases(_Strict):
     campaign: str | None = Field(default=None, pattern=NAME)
-    phases: dict[str, Phase]
+    phases: dict[str, Any]  # looked at one by one, so that a mistake in one hides none of another
 
 
 @dataclass(frozen=True)
@@ -198,8 +193,20 @@ def load(
     servers = check.servers(texts["servers.yml"], models, tuple(engines))
     campaign, phases = check.phases(texts["phases.yml"], servers, workloads)
     if mistakes:
-        raise ConfigError(mistakes)
+        raise ConfigError(_in_order(mistakes))
     return Inventory(folder, campaign or folder.name, models, servers, phases)
+
+
+def _in_order(mistakes: Iterable[str]) -> list[str]:
+    """As one meets them: file by file, each from its first line to its last."""
+    files: dict[str, int] = {}
+
+    def place(one: str) -> tuple[int, int]:
+        found = re.match(r"(.*?\.ya?ml)(?::(\d+))?: ", one)
+        file, line = (found[1], int(found[2] or 0)) if found else ("", 0)
+        return files.setdefault(file, len(files)), line
+
+    return sorted(mistakes, key=place)
 
 
 class _Checker:
@@ -242,19 +249,33 @@ class _Checker:
         if names is not None:
             names.add(name)
 
-    def validate(self, kind: Any, value: Any, places: Document, bases: Sequence[_Key] = ((),)) -> Any:
-        """`value` as `kind`, or None and the mistakes told. A part stands below the first of `bases` that has it."""
+    def validate(
+        self, kind: Any, value: Any, places: Document, bases: Sequence[_Key] = ((),), also: Iterable[str] = ()
+    ) -> Any:
+        """`value` as `kind`, or None and the mistakes told. A part stands below the first of `bases` that has it.
+
+        `also`: keys that were taken out before, and may have been meant by an unknown one.
+        """
         try:
             return TypeAdapter(kind).validate_python(value)
         except ValidationError as error:
-            seen: set[_Key] = set()
-            for problem in error.errors(include_url=False):
-                # a union reports one problem a member, and its members' names are no keys of the file
-                where = tuple(p for p in problem["loc"] if not _is_union_member(p))
-                if not any(where[: len(told)] == told for told in seen):
-                    seen.add(where)
-                    self.say(places, _stands(places, bases, where), _in_words(problem, kind))
+            self._say_all(error, lambda loc: [*_keys_at(kind, loc), *([] if loc else also)], places, bases)
             return None
+
+    def _say_all(
+        self,
+        error: ValidationError,
+        known: Callable[[_Key], Sequence[str]],
+        places: Document,
+        bases: Sequence[_Key],
+    ) -> None:
+        seen: set[_Key] = set()
+        for problem in error.errors(include_url=False):
+            # a union reports one problem a member, and its members' names are no keys of the file
+            where = tuple(p for p in problem["loc"] if not _is_union_member(p))
+            if not any(where[: len(told)] == told for told in seen):
+                seen.add(where)
+                self.say(places, _stands(places, bases, where), _in_words(problem, known(where[:-1])))
 
     def mapping(self, text: str, name: str, kind: type[BaseModel]) -> dict[str, Any]:
         value, places = self.document(text, name)
@@ -319,7 +340,7 @@ class _Checker:
                 if name in result:
                     self.say(places, path, f"a second server named {name!r}; put what differs into the name")
                     continue
-                server = self.validate(Server, filled, places, bases)
+                server = self.validate(Server, filled, places, bases, also=("use", "for"))
                 if server is None:
                     self.breaks(file, name)
                     continue
@@ -370,38 +391,19 @@ class _Checker:
         if raw is None:
             return None, {}
         result = {}
-        for name, phase in raw.phases.items():
-            path: tuple[str | int, ...] = ("phases", name)
+        for name, written in raw.phases.items():
+            path: _Key = ("phases", name)
             self.check_name(file, places, path, name)
-            chosen: list[str] = []
-            for index, pattern in enumerate(phase.servers):
-                hits = [s for s in servers if fnmatch.fnmatchcase(s, pattern)]
-                if not hits and servers and not self._of_broken(pattern):
-                    self.say(
-                        places,
-                        (*path, "servers", index),
-                        f"no server {pattern!r} in servers.yml; {hint(pattern, servers)}",
-                    )
-                chosen += [s for s in hits if s not in chosen]
-            if phase.baseline is not None and phase.baseline not in chosen and not self._of_broken(phase.baseline):
-                self.say(places, (*path, "baseline"), f"{phase.baseline!r} is not one of the phase's servers")
-            uses = []
-            for index, item in enumerate(phase.workloads):
-                ((workload, parameters),) = item.items()
-                where = (*path, "workloads", index, workload)
-                if workload not in workloads:
-                    self.say(places, where, f"no workload {workload!r}; {hint(workload, workloads)}")
-                    continue
-                parameters = dict(parameters or {})
-                only = parameters.pop("servers", None)
-                checked = self.validate(workloads[workload], parameters, places, [where])
-                if checked is None:
-                    continue
-                patterns = [only] if isinstance(only, str) else only or ["*"]
-                matching = tuple(s for s in chosen if any(fnmatch.fnmatchcase(s, p) for p in patterns))
-                if not matching and chosen and not any(map(self._of_broken, patterns)):
-                    self.say(places, (*where, "servers"), f"none of the phase's servers is {only}")
-                uses.append(WorkloadUse(workload, parameters, matching))
+            phase = self.validate(Phase, written, places, [path])
+            chosen = None if phase is None else self._servers_of(phase, servers, places, path)
+            # what is asked is looked at also where the phase has mistakes of its own
+            asked = written.get("workloads") if isinstance(written, dict) else None
+            uses = self._uses(asked if isinstance(asked, list) else [], chosen, workloads, places, (*path, "workloads"))
+            if phase is None or chosen is None:
+                continue
+            if not phase.workloads:
+                what = "it is empty: nothing would be asked; as in `- decode: {max_tokens: [256]}`"
+                self.say(places, (*path, "workloads"), what)
             result[name] = PhasePlan(
                 name,
                 phase.title or name,
@@ -410,9 +412,80 @@ class _Checker:
                 phase.target,
                 phase.reps,
                 phase.unstable_above,
-                tuple(uses),
+                uses,
             )
         return raw.campaign, result
+
+    def _servers_of(self, phase: Phase, servers: Mapping[str, Server], places: Document, path: _Key) -> list[str]:
+        """Names of the servers that a phase means."""
+        chosen: list[str] = []
+        if not phase.servers:
+            self.say(places, (*path, "servers"), f"it is empty: no server would be asked; {hint('', servers)}")
+        for index, pattern in enumerate(phase.servers):
+            hits = [s for s in servers if fnmatch.fnmatchcase(s, pattern)]
+            if not hits and (servers or not self.broken["servers.yml"]) and not self._of_broken(pattern):
+                where = (*path, "servers", index)
+                self.say(places, where, f"no server {pattern!r} in servers.yml; {hint(pattern, servers)}")
+            chosen += [s for s in hits if s not in chosen]
+        if phase.baseline is not None and phase.baseline not in chosen and not self._of_broken(phase.baseline):
+            what = f"{phase.baseline!r} is not one of the phase's servers"
+            near = nearest(phase.baseline, chosen)
+            self.say(places, (*path, "baseline"), f"{what}; did you mean {near!r}?" if near else what)
+        return chosen
+
+    def _uses(
+        self,
+        asked: Sequence[Any],
+        chosen: Sequence[str] | None,
+        workloads: Mapping[str, Any],
+        places: Document,
+        path: _Key,
+    ) -> tuple[WorkloadUse, ...]:
+        """What a phase asks of its servers (`chosen`; None where they are not known)."""
+        uses = []
+        for index, item in enumerate(asked):
+            if not isinstance(item, dict) or len(item) != 1:
+                self.say(places, (*path, index), "each item names one workload, as in `- decode: {max_tokens: [256]}`")
+                continue
+            ((workload, parameters),) = item.items()
+            where = (*path, index, str(workload))
+            if workload not in workloads:
+                self.say(places, where, f"no workload {workload!r}; {hint(str(workload), workloads)}")
+                continue
+            if not isinstance(parameters, dict | None):
+                self.say(places, where, f"a mapping is expected, not {_kind(parameters)} {parameters!r}"[:200])
+                continue
+            parameters = dict(parameters or {})
+            matching = self._only(parameters.pop("servers", "*"), chosen, places, (*where, "servers"))
+            if self._parameters(workloads[workload], parameters, places, where):
+                uses.append(WorkloadUse(workload, parameters, matching))
+        return tuple(uses)
+
+    def _only(self, only: Any, chosen: Sequence[str] | None, places: Document, where: _Key) -> tuple[str, ...]:
+        """Those of a phase's servers that a workload is kept to: a pattern, or a list of them."""
+        patterns = [only] if isinstance(only, str) else only
+        if not isinstance(patterns, list) or not patterns or not all(isinstance(one, str) for one in patterns):
+            self.say(places, where, f"a server of the phase, or a list of them, is expected, not {only!r}"[:200])
+            return ()
+        if chosen is None:
+            return ()
+        for pattern in patterns:
+            if chosen and not fnmatch.filter(chosen, pattern) and not self._of_broken(pattern):
+                self.say(places, where, f"none of the phase's servers is {pattern!r}; {hint(pattern, chosen)}")
+        return tuple(s for s in chosen if any(fnmatch.fnmatchcase(s, p) for p in patterns))
+
+    def _parameters(self, kind: type, given: Mapping[Any, Any], places: Document, where: _Key) -> bool:
+        """Whether a workload can be asked with these parameters; if not, the mistakes are told."""
+        known = [one.name for one in dataclasses.fields(kind)]
+        unknown = [key for key in given if key not in known]
+        for key in unknown:
+            self.say(places, (*where, str(key)), f"unknown key; {_hint_of_key(str(key), [*known, 'servers'])}")
+        try:
+            _checked(kind)(**{key: value for key, value in given.items() if key in known})
+        except ValidationError as error:
+            self._say_all(error, lambda loc: known, places, [where])
+            return False
+        return not unknown
 
     def _of_broken(self, pattern: str) -> bool:
         """Whether a pattern may mean servers that have mistakes of their own."""
@@ -489,19 +562,35 @@ def _kind(value: Any) -> str:
     return "nothing" if value is None else names.get(type(value), type(value).__name__)
 
 
-def _in_words(problem: Any, kind: Any) -> str:
-    """pydantic's problem as a person would say it."""
+@functools.cache
+def _checked(kind: type) -> Any:
+    """A workload's Parameters, checked when they are made."""
+    return checked_dataclass(kind, config=ConfigDict(strict=True), frozen=True)
+
+
+def _keys_at(kind: Any, path: _Key) -> list[str]:
+    """Keys that a part of `kind` has; none where it is not ours to say."""
+    for _ in path:
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return []  # a model inside a model: there is none
+        kind = next(iter(get_args(kind)[-1:]), None) if get_origin(kind) in (dict, list) else None
+    return list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []
+
+
+def _hint_of_key(key: str, known: Sequence[str]) -> str:
+    return hint(key, known, most=len(known))
+
+
+def _in_words(problem: Any, known: Sequence[str]) -> str:
+    """pydantic's problem as a person would say it. `known`: keys that stand beside the one it is about."""
     what, given = problem["type"], problem.get("input")
     if what in {"extra_forbidden", "unexpected_keyword_argument"}:
-        key = str(problem["loc"][-1])
-        known = list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []
-        nested = problem["loc"][:-1]
-        return "unknown key" if nested or not known else f"unknown key; {hint(key, known)}"
+        return f"unknown key; {_hint_of_key(str(problem['loc'][-1]), known)}" if known else "unknown key"
     if what in {"missing", "missing_argument"}:
         return "missing"
     if what == "value_error":
         return str(problem["ctx"]["error"])
-    if what == "string_too_short":
+    if what in {"string_too_short", "too_short"}:
         return "it is empty"
     bounds = {"greater_than": "more than", "greater_than_equal": "at least", "less_than_equal": "at most"}
     if what in bounds:
@@ -512,6 +601,11 @@ def _in_words(problem: Any, kind: Any) -> str:
     expected = {
         "string_type": "text",
         "int_type": "a whole number",
+        "int_parsing": "a whole number",
+        "int_from_float": "a whole number",
+        "float_parsing": "a number",
+        "finite_number": "a number",
+        "bool_parsing": "true or false",
         "float_type": "a number",
         "bool_type": "true or false",
         "list_type": "a list",
@@ -522,5 +616,19 @@ def _in_words(problem: Any, kind: Any) -> str:
     if expected and any(map(_is_union_member, problem["loc"])):
         expected = "text, a number, true or false, or a list of these"
     if expected:
-        return f"{expected} is expected, not {_kind(given)} {given!r}"[:200]
+        return f"{expected} is expected, not {_kind(given)} {given!r}"[:200] + _meant(expected, given)
     return f"{problem['msg'][0].lower()}{problem['msg'][1:]}, not {given!r}"[:200]
+
+
+def _meant(expected: str, given: Any) -> str:
+    """The end of a message: what would be right, where that is plain."""
+    if expected == "a list" and isinstance(given, bool | int | float):
+        return f"; write [{given}]"
+    if expected in {"a number", "a whole number"} and isinstance(given, str | float):
+        try:
+            number = float(given)  # 1e9 and "256" are texts to YAML
+        except ValueError:
+            return ""
+        if number.is_integer() and abs(number) < 1e16:
+            return f"; write {int(number)}"
+    return ""

@@ -1,7 +1,7 @@
 """What is asked of a server: one file a workload; the file name is its id.
 
 A workload has
-    Parameters   a frozen dataclass (pydantic checks it): what a phase may say, with defaults
+    Parameters   a frozen dataclass (config.py has pydantic check it): what a phase may say, with defaults
     points(p)    -> Iterator[Point]: the cells of one server
     requests(point, rep, words)  -> list of requests for agent/load.py: the same for the same arguments, and none
                  like another one where a cache would lie
@@ -11,7 +11,12 @@ Texts are made from a seed; `words` is how many words give the wanted prompt tok
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from gpuctl.spelling import hint
 
 TOKENS = 10_000_000  # of a request, at most
 STREAMS = 65_535  # at once, at most: an address has no more ports
@@ -56,11 +61,32 @@ def stream(seed: str) -> Iterator[int]:
         counter += 1
 
 
-def within(what: str, values: Iterable[int], least: int, most: int) -> None:
-    """Raises ValueError for a value that is not from `least` to `most`: nobody means that many."""
-    for value in values:
-        if not least <= value <= most:
-            raise ValueError(f"{what}: {value:,} is not from {least:,} to {most:,}")
+def within(what: str, value: int, least: int, most: int) -> None:
+    """Raises ValueError where a value is not from `least` to `most`: nobody means that many."""
+    if not least <= value <= most:
+        raise ValueError(f"{what}{value:,} is not from {least:,} to {most:,}")
+
+
+def between(least: int, most: int) -> AfterValidator:
+    """For the type of a parameter: a number from `least` to `most`."""
+
+    def check(value: int) -> int:
+        within("", value, least, most)
+        return value
+
+    return AfterValidator(check)
+
+
+def _one_of_prompts(name: str) -> str:
+    if name not in PROMPTS:
+        raise ValueError(f"no prompt {name!r}; {hint(name, PROMPTS)}")
+    return name
+
+
+Tokens = Annotated[int, between(1, TOKENS)]
+Streams = Annotated[int, between(1, STREAMS)]
+Prompt = Annotated[str, AfterValidator(_one_of_prompts)]
+some = Field(min_length=1)  # of a list: it would ask for nothing at all
 
 
 def text(seed: str, words: int) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from gpuctl.cells import Point
-from gpuctl.workloads import STREAMS, TOKENS, nonce, text, within
+from gpuctl.workloads import TOKENS, Streams, Tokens, between, nonce, some, text, within
 
 _TASKS = (
     "Read this report of a tool and say in one paragraph what it found:\n{report}",
@@ -18,18 +18,14 @@ _TASKS = (
 
 @dataclass(frozen=True)
 class Parameters:
-    turns: int = 6
-    words_per_turn: int = 200
-    concurrency: list[int] = field(default_factory=lambda: [1])
-    max_tokens: int = 128
+    turns: Annotated[int, between(1, 10_000)] = 6
+    words_per_turn: Annotated[int, between(1, TOKENS)] = 200
+    concurrency: Annotated[list[Streams], some] = field(default_factory=lambda: [1])
+    max_tokens: Tokens = 128
 
     def __post_init__(self) -> None:
-        within("turns", [self.turns], 1, 10_000)
-        within("words_per_turn", [self.words_per_turn], 1, TOKENS)
-        within("concurrency", self.concurrency, 1, STREAMS)
-        within("max_tokens", [self.max_tokens], 1, TOKENS)
-        words = self.turns * self.words_per_turn * max(self.concurrency, default=1)
-        within("turns x words_per_turn x concurrency", [words], 1, 100_000_000)
+        words = self.turns * self.words_per_turn * max(self.concurrency)
+        within("turns x words_per_turn x concurrency: ", words, 1, 100_000_000)
 
 
 def points(parameters: Parameters) -> Iterator[Point]:

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from gpuctl.cells import Point
-from gpuctl.workloads import PROMPTS, STREAMS, TOKENS, nonce, within
+from gpuctl.workloads import PROMPTS, Prompt, Streams, Tokens, between, nonce, some, within
 
 
 @dataclass(frozen=True)
 class Parameters:
-    concurrency: list[int] = field(default_factory=lambda: [1, 2, 4, 8])
-    max_tokens: int = 256
-    rounds: int = 2  # requests a stream sends one after another in a repetition
-    prompts: list[str] = field(default_factory=lambda: list(PROMPTS))  # in turn
+    concurrency: Annotated[list[Streams], some] = field(default_factory=lambda: [1, 2, 4, 8])
+    max_tokens: Tokens = 256
+    rounds: Annotated[int, between(1, 1000)] = 2  # requests a stream sends one after another in a repetition
+    prompts: Annotated[list[Prompt], some] = field(default_factory=lambda: list(PROMPTS))  # in turn
 
     def __post_init__(self) -> None:
-        for prompt in self.prompts or [""]:
-            if prompt not in PROMPTS:
-                raise ValueError(f"no prompt {prompt!r}; there are: {', '.join(PROMPTS)}")
-        within("concurrency", self.concurrency, 1, STREAMS)
-        within("rounds", [self.rounds], 1, 1000)
-        within("max_tokens", [self.max_tokens], 1, TOKENS)
+        within("concurrency x rounds: ", max(self.concurrency) * self.rounds, 1, 1_000_000)
 
 
 def points(parameters: Parameters) -> Iterator[Point]:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from gpuctl.cells import Point
-from gpuctl.workloads import TOKENS, nonce, text, within
+from gpuctl.workloads import TOKENS, Tokens, between, nonce, some, text
 
 
 @dataclass(frozen=True)
 class Parameters:
-    tokens: list[int] = field(default_factory=lambda: [3000, 30000, 100000])
-    max_tokens: int = 256
-
-    def __post_init__(self) -> None:
-        within("tokens", self.tokens, 64, TOKENS)
-        within("max_tokens", [self.max_tokens], 1, TOKENS)
+    tokens: Annotated[list[Annotated[int, between(64, TOKENS)]], some] = field(
+        default_factory=lambda: [3000, 30000, 100000]
+    )
+    max_tokens: Tokens = 256
 
 
 def _short(tokens: int) -> str:

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from gpuctl.cells import Point
-from gpuctl.workloads import PROMPTS, TOKENS, nonce, within
+from gpuctl.workloads import PROMPTS, Prompt, Tokens, nonce, some
 
 
 @dataclass(frozen=True)
 class Parameters:
-    prompts: list[str] = field(default_factory=lambda: list(PROMPTS))
-    max_tokens: list[int] = field(default_factory=lambda: [256])
-
-    def __post_init__(self) -> None:
-        for prompt in self.prompts:
-            if prompt not in PROMPTS:
-                raise ValueError(f"no prompt {prompt!r}; there are: {', '.join(PROMPTS)}")
-        within("max_tokens", self.max_tokens, 1, TOKENS)
+    prompts: Annotated[list[Prompt], some] = field(default_factory=lambda: list(PROMPTS))
+    max_tokens: Annotated[list[Tokens], some] = field(default_factory=lambda: [256])
 
 
 def points(parameters: Parameters) -> Iterator[Point]:
