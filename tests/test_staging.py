@@ -622,11 +622,12 @@ def test_a_memory_file_system_never_hides_what_is_there(tmp_path):
     assert staging.look(Local("here"), {**job, "to": str(tmp_path / "memory" / "m")}).raw["mount"]["hides"] == []
 
 
-def test_memory_that_somebody_fills_meanwhile_is_one_line_wherever_it_is_met(memory, source, monkeypatch, capfd):
-    """Also where not even a line of the journal finds room."""
+@pytest.mark.parametrize("name", [".staging-m/.journal", None])
+def test_memory_that_somebody_fills_meanwhile_is_one_line_wherever_it_is_met(memory, source, monkeypatch, capfd, name):
+    """Also where not even a line of the journal finds room. It says where, which the system itself does not always."""
 
     def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device", f"{memory}/.staging-m/.journal")
+        raise OSError(errno.ENOSPC, "No space left on device", *([f"{memory}/{name}"] if name else []))
 
     monkeypatch.setattr(program, "perform", full)
     monkeypatch.setattr(
@@ -636,4 +637,5 @@ def test_memory_that_somebody_fills_meanwhile_is_one_line_wherever_it_is_met(mem
     assert program.main() == 3
     told = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert (told["type"], told["kind"]) == ("error", "room")
-    assert told["message"].endswith("No space left on device; the same command goes on when there is room")
+    place = f"{memory}/{name or 'm'}"
+    assert told["message"] == f"{place}: No space left on device; the same command goes on when there is room"

@@ -733,6 +733,16 @@ def test_a_file_that_must_not_be_as_large_is_an_end_that_names_it(tmp_path, smal
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+def test_a_file_that_is_read_again_is_no_speed_below_nothing():
+    teller = Teller(True, 1e9)
+    teller.begin("staging", 100)
+    teller.add(80)
+    teller.seen = [(teller.told, teller.done)]
+    teller.add(-50)
+    told = teller.progress(teller.told + 1)
+    assert (told["bytes"], told["rate"], told["eta_s"]) == (30, 0, None)
+
+
 class CutOff(Folder):
     """A source that fails after so many ranges."""
 

@@ -917,7 +917,7 @@ class Teller:
 
     def progress(self, now):
         began, had = self.seen[0]
-        rate = (self.done - had) / max(now - began, 1e-3)
+        rate = max(0, self.done - had) / max(now - began, 1e-3)  # a file that is read again takes away from `done`
         left = (self.total - self.done) / rate if rate > 0 and self.total else None
         return {
             "type": "progress",
@@ -1299,7 +1299,7 @@ class Part:
         self.done = bytearray(self.ranges)
         self.next = self.copiers = self.hashed = self.ready = 0
         self.warm = -1  # up to which range the page cache has what comes next; -1: not asked yet
-        self.hashing = self.finished = False
+        self.hashing = False
         self.sums = {"sha256": hashlib.sha256()}
         if (self.entry.get("digest") or "").startswith("git:"):
             self.sums["git"] = hashlib.sha1(b"blob %d\0" % self.size)
@@ -1335,6 +1335,7 @@ class Filling:
             Part(number, entry)
             for number, entry in enumerate(sorted(entries, key=lambda one: (-one["size"], one["path"])))
         ]
+        self.unfinished = self.parts[:]
         self.lock = threading.Condition()
         self.own = threading.local()
         self.over = threading.Event()
@@ -1471,9 +1472,7 @@ class Filling:
         if self.trouble:
             return None
         best = None
-        for part in self.parts:
-            if part.finished:
-                continue
+        for part in self.unfinished:
             whole = part.ready == part.ranges and not part.copiers
             if not part.hashing and (whole or (self.hash and part.ready > part.hashed)):
                 part.hashing = True
@@ -1485,7 +1484,7 @@ class Filling:
                 if not part.copiers:
                     break
         if best is None:
-            if all(part.finished for part in self.parts):
+            if not self.unfinished:
                 self.over.set()
                 self.lock.notify_all()
             return None
@@ -1603,7 +1602,7 @@ class Filling:
                 return
             self.damaged.append(part.path)
             self.note("again %d" % part.number)
-        part.finished = True
+        self.unfinished.remove(part)
 
     def in_words(self, error, part):
         what = getattr(error, "filename", None) or (part.path if part else "a file")
@@ -2437,8 +2436,7 @@ def main():
     except OSError as error:  # somebody filled it meanwhile, and not a journal's line has room
         if error.errno not in FULL:
             raise
-        where = "%s: " % error.filename if error.filename else ""
-        message = "%s%s; the same command goes on when there is room" % (where, error.strerror)
+        message = "%s: %s; the same command goes on when there is room" % (error.filename or job["to"], error.strerror)
         teller.emit({"type": "error", "kind": "room", "message": message})
         return Bad.CODES["room"]
 

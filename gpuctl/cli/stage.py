@@ -45,7 +45,7 @@ _SHOWN = 6  # lines of what is missing of a model
     "--threads",
     type=Whole(1, 64),
     metavar="N",
-    help="Ranges at a time, 4 MiB of memory each. [default: two a core, 8 to 32]",
+    help="Ranges at a time, 2 MiB of memory each. [default: two a core, 8 to 32]",
 )
 @options(check_option, yes_option, json_option)
 def command(
