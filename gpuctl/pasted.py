@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import Any
 
 from gpuctl.facts import nodes
@@ -20,6 +21,8 @@ INSIDE = re.compile(r"^(?:pct exec|lxc-attach -n)\s+(\d+)(?:\s+--keep-env[ =]\d)
 _PROMPT = re.compile(
     r"^\s*(?:\([\w.-]+\)\s*)?(?:\[?(?P<user>[\w.-]+)@(?P<host>[\w.-]+)[^\n$#]{0,80}?\]?\s*[$#]|[$#%❯>])\s+(?P<line>\S.*?)\s*$"
 )
+
+_LISTING = re.compile(r"(?:[#$] )?ls(?: -\w+)*(?: /dev/[\w/*-]*)+")  # a line of its own, its prompt perhaps eaten
 
 
 def command_of(line: str) -> str | None:
@@ -49,8 +52,11 @@ def parse(text: str) -> dict[str, Any] | None:
         return None
     if not has_prompts(text):
         document: dict[str, Any] = {"errors": text.splitlines()}
-        if nodes.parse_ls(text):
-            document["commands"] = {"ls -l /dev/nvidia*": text}
+        shown = [path for path in nodes.parse_ls(text) if path.startswith("/dev/nvidia")]
+        if shown:  # where nobody says what was asked for, a node that is not among them may be there
+            asked = (line.strip() for line in text.splitlines())
+            listing = next((line for line in asked if _LISTING.fullmatch(line)), f"ls -l {' '.join(shown)}")
+            document["commands"] = {listing: text}
         return document
     hosts: dict[str, dict[str, str]] = {}
     loose: list[str] = []
@@ -94,7 +100,7 @@ def sections_of(command: str, stdout: str, stderr: str) -> dict[str, Any]:
         paths = [word for word in words[1:] if word.startswith("/") and "|" not in word]
         text = stdout if stdout.strip() else stderr
         if len(paths) == 1 and "*" not in paths[0]:
-            return {"files": {paths[0]: text}}
+            return {"files": {paths[0]: text}} if _shows(command, paths[0], text) else {}
         if paths and all("/proc/driver/nvidia/gpus" in path for path in paths):
             return {"files": {"/proc/driver/nvidia/gpus/*/information": text}}
         if len(paths) > 1 and "*" not in command:
@@ -110,6 +116,37 @@ def sections_of(command: str, stdout: str, stderr: str) -> dict[str, Any]:
     if words[0] == "uname" and words[1:] == ["-r"]:
         return {"files": {"/proc/sys/kernel/osrelease": stdout}}
     return {}
+
+
+# What a look at part of a file must have shown, were it there, before the part may stand for the file: NVIDIA's rows.
+_ROWS = {"/proc/devices": "511 nvidia-uvm", "/proc/modules": "nvidia 1000000 1 - Live"}
+_RULE, _ENTRY = "lxc.cgroup2.devices.allow: c 195:* rwm", "dev0: /dev/nvidia0"
+
+
+def _shows(command: str, path: str, text: str) -> bool:
+    """Would it have shown what NVIDIA has in the file? `grep 195 /proc/devices` says nothing of nvidia-uvm."""
+    program = command.split()[0]
+    conf = path.startswith("/etc/pve/") and path.endswith(".conf")
+    if program not in ("grep", "egrep", "head", "tail") or not (path in _ROWS or conf) or _is_error(text):
+        return True
+    if program in ("head", "tail"):
+        return conf and program == "head"
+    try:
+        words = shlex.split(command.split("|")[0] if "'" not in command and '"' not in command else command)
+    except ValueError:
+        return False
+    pattern = next((word for word in words[1:] if not word.startswith("-")), "").replace("\\|", "|")
+    try:
+        matches = re.compile(pattern, re.I if re.search(r" -\w*i", command) else 0).search
+    except re.error:
+        return False
+    if conf:
+        return bool(matches(_RULE)) and bool(matches(_ENTRY) or "devices.allow" in text)
+    return bool(matches(_ROWS[path]))
+
+
+def _is_error(text: str) -> bool:
+    return text.lstrip().startswith(("grep:", "egrep:", "head:", "tail:"))
 
 
 def _several(paths: list[str], text: str) -> dict[str, str]:

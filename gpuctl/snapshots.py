@@ -87,7 +87,7 @@ def _load(text: str, source: _Source) -> Any:
         loader = yaml.BaseLoader(text)
         node = loader.get_single_node()
     except yaml.MarkedYAMLError as error:
-        if not _typed(text, source.name):
+        if not _typed(text, source.name) or _complaints(text, source.name):
             return text
         mark = error.problem_mark or error.context_mark
         line = f" line {mark.line + 1}" if mark is not None else ""
@@ -109,6 +109,15 @@ def _typed(text: str, name: str) -> bool:
         return True
     keys = re.findall(r"(?m)^(?!\s)[\"']?([^:\n]{1,80}?)[\"']?:(?=\s|$)", text)
     return any(_is_known(key) for key in keys)
+
+
+def _complaints(text: str, name: str) -> bool:
+    """Is each line a program's own words (`ls: cannot access ...`)? That looks like a command and its output."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return not re.search(r"\.(ya?ml|json)$", name) and all(
+        (found := re.match(r"([\w./-]+): \S", line)) is not None and pasted.command_of(found.group(1)) is not None
+        for line in lines
+    )
 
 
 def _is_known(key: str) -> bool:
@@ -240,6 +249,8 @@ _NVML_KEYS = {"nvmlinit": "nvmlInit", "nvmlinit_v2": "nvmlInit", "nvmlinitwithfl
               "ms": "ms", "mapped": "mapped", "stderr": "stderr"}  # fmt: skip
 _CALLS = ("cuInit", "cuDeviceGetCount", "cuDriverGetVersion", "nvmlInit")
 _WHO = ("root", "user", "reported")
+# The program that was to read a file did not run.
+_NOT_RUN = re.compile(r": command not found|^(?:ba|da|z)?sh: .*: not found$|error while loading shared librar")
 _NODE_FILES = re.compile(r"^/(etc/pve/|var/lib/lxc/|run/pve/|sys/fs/cgroup/devices/lxc)")
 _NODE_COMMANDS = re.compile(r"^(pct|pveversion|pvesh|qm|bpftool|lxc-cgroup|lxc-start|pve\w+)\b")
 
@@ -460,6 +471,8 @@ class _Machine:
             return
         text = _text(value)
         lines = text.strip().splitlines()
+        if len(lines) == 1 and _NOT_RUN.search(lines[0]):
+            return
         error_name = errno_name(lines[0]) if len(lines) == 1 and len(text) < 200 else None
         if error_name and error_name != "OK" and not re.fullmatch(r"\s*\d+\s*", text):
             self.section("files")[path] = {"error": error_name}
@@ -514,7 +527,7 @@ class _Machine:
     def _take_nodes(self, here: Path, value: Any) -> None:
         if not isinstance(value, Mapping):
             text = _text(value)
-            if not nodes.parse_ls(text):
+            if not any(path.startswith("/dev/nv") for path in nodes.parse_ls(text)):
                 raise self.source.wrong(
                     here, "no line of `ls -l` in it, and no mapping of node to `crw-rw-rw- ... 195:0`"
                 )

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import gzip
 import json
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuctl import doctor, snapshots
 from gpuctl.box import Box, Unknown
+from gpuctl.cli import gpuctl
 from gpuctl.doctor import NotASnapshot
 from gpuctl.facts import cuda, devices, env, kernel_log, libraries, nodes, nvidia, pci, place, proxmox, systemd
+from gpuctl.finding import Certainty
+
+REPOSITORY = Path(__file__).parents[1]
 
 
 def read(text, name="report.yaml"):
@@ -414,3 +420,104 @@ def test_every_key_the_documentation_names_is_understood():
     example = text.split("```yaml\n")[1].split("```")[0]
     diagnosis = doctor.diagnose(doctor.box_from(read(example)))
     assert [finding.id for finding in diagnosis.findings] == ["lxc_rule_stale"]
+
+
+# -- what is no evidence --
+
+NO_EVIDENCE = [
+    "status: running", "pct status 200\nstatus: running", "# pct status 200\nstatus: running", "state: x",
+    "link state: up", "Loaded state: active", "stat: this: that", "cannot access the page: try later", "Hello, world.",
+    "statement: missing", "ls: everything: No such file or directory",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NO_EVIDENCE)
+def test_what_says_nothing_of_a_gpu_box_is_not_recognised(text, tmp_path):
+    file = tmp_path / "status.txt"
+    file.write_text(text + "\n")
+    done = CliRunner().invoke(gpuctl, ["doctor", "--from", str(file)], standalone_mode=False)
+    assert done.return_value == 3
+    assert "nothing in it was recognised" in done.output
+    assert "DEVICES" not in done.output
+
+
+DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md")])
+PROSE = [line for file in DOCUMENTS for line in file.read_text().splitlines() if line.strip()]
+WORDS = st.sampled_from(
+    "status stat state link ls cannot access open node nodes missing device driver module nvidia nvidiactl /dev/nvidia0 loaded not "
+    "running dkms failed error kernel lspci the of is CUDA GPU log 200 no such file x up active".split()
+)
+PHRASE = st.lists(WORDS, min_size=1, max_size=4).map(" ".join)
+UNRELATED = st.one_of(st.sampled_from(PROSE), PHRASE, st.tuples(PHRASE, PHRASE).map(": ".join))
+
+
+def proved(text):
+    try:
+        found = read(text, "notes.txt")
+    except NotASnapshot:
+        return []
+    diagnosis = doctor.diagnose(doctor.box_from(found))
+    return [finding.id for finding in diagnosis.all if finding.certainty is Certainty.PROVED]
+
+
+@given(st.lists(UNRELATED, min_size=1, max_size=6).map("\n".join))
+def test_prose_and_unrelated_keys_prove_nothing(text):
+    assert not proved(text)
+
+
+@pytest.mark.parametrize("file", DOCUMENTS, ids=lambda file: file.name)
+def test_the_documentation_itself_is_no_broken_box(file):
+    assert not proved(file.read_text())
+
+
+# What reads these, and what stands there when it could not be read: nobody has seen that something is not there.
+READ = ["ls -l /dev/nvidia*", "ls -l /dev", "nodes", "/proc/modules", "lsmod", "/proc/devices", "/proc/driver/nvidia/version",
+        "/sys/module/nvidia/version", "/proc/driver/nvidia/params", "lspci -nnk", "dmesg", "nvidia-smi", "env"]  # fmt: skip
+NOT_READ = ["", "hello", "status: running", "bash: cat: command not found", "sudo: a password is required", "see above", "Killed",
+            "x: error while loading shared libraries: libx.so: cannot open shared object file: No such file or directory"]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", READ)
+@pytest.mark.parametrize("answer", NOT_READ)
+@pytest.mark.parametrize("more", [{}, {"cuInit": 999}], ids=["", "cuInit 999"])
+def test_an_answer_that_was_not_read_proves_no_absence(key, answer, more):
+    assert not proved(json.dumps({key: answer, **more}))
+
+
+@pytest.mark.parametrize(
+    ("paste", "absent"),
+    [
+        ("$ ls -l /dev/nvidia*\nls: cannot access '/dev/nvidia*': No such file or directory", True),
+        ("$ ls -l /dev/nvidia*\nzsh: no matches found: /dev/nvidia*", True),
+        ("$ ls -l /dev/nvidia*\nls: /dev/nvidia*: No such file or directory", True),
+        ("ls -l /dev/nvidia*\ncrw-rw-rw- 1 root root 195, 255 Jan 1 00:00 /dev/nvidiactl", True),
+        ("ls: cannot access '/dev/nvidia*': No such file or directory", True),
+        ("crw-rw-rw- 1 root root 195, 255 Jan 1 00:00 /dev/nvidiactl", False),
+        ("$ ls -l /dev/nvidiactl\ncrw-rw-rw- 1 root root 195, 255 Jan 1 00:00 /dev/nvidiactl", False),
+    ],
+)
+def test_a_node_is_absent_where_the_listing_would_have_shown_it(paste, absent):
+    node = one(paste, "paste.txt")[nodes.NODES].find(nodes.UVM)
+    assert (node is not None and node.kind == "missing") is absent
+
+
+@pytest.mark.parametrize(
+    ("command", "output", "known"),
+    [
+        ("grep nvidia /proc/devices", "195 nvidia", True),
+        ("grep 195 /proc/devices", "195 nvidia", False),
+        ("head -3 /proc/devices", "Character devices:\n  1 mem", False),
+        ("grep uvm /proc/modules", "nvidia_uvm 1 0 - Live 0x0", False),
+        ("cat /etc/pve/lxc/200.conf | grep -v lxc", "arch: amd64", True),
+        ("grep memory /etc/pve/lxc/200.conf", "memory: 1024", False),
+        ("grep lxc /etc/pve/lxc/200.conf", "lxc.cgroup2.devices.allow: c 509:* rwm", True),
+    ],
+)
+def test_part_of_a_file_stands_for_it_only_where_it_would_show_what_is_asked(command, output, known):
+    (path,) = [word for word in command.split() if word.startswith("/")]
+    snapshots_ = read(f"$ {command}\n{output}\n", "paste.txt")
+    assert any(path in snapshot.mapping("files") for snapshot in snapshots_) is known
+
+
+def test_a_module_that_grep_does_not_find_is_not_loaded():
+    assert one("$ lsmod | grep nvidia\n$ whoami\nroot", "paste.txt")[nvidia.MODULE_LOADED] is False

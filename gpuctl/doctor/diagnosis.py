@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from gpuctl import plugins
-from gpuctl.box import Box, Unknown
-from gpuctl.facts import access, cuda, nvidia
+from gpuctl.box import Box, Fact, Unknown
+from gpuctl.facts import access, cuda, kernel_log, nodes, nvidia
 from gpuctl.finding import Certainty, Finding, Layer, Severity
 from gpuctl.remedies import mere_restart
 
@@ -25,6 +26,7 @@ class Diagnosis:
     consequences  critical findings of higher layers, which the leading one may explain
     fine          what was seen to be in order
     unknowns      check -> why it could not be made
+    recognised    false where all there is are lines in which nothing of a GPU box was recognised
     """
 
     box: str
@@ -36,6 +38,7 @@ class Diagnosis:
     fine: tuple[str, ...] = ()
     unknowns: Mapping[str, str] = field(default_factory=dict)
     works: bool | None = None  # CUDA starts for everyone who was asked; None: nobody was
+    recognised: bool = True
 
     @property
     def all(self) -> tuple[Finding, ...]:
@@ -93,6 +96,16 @@ def diagnose(box: Box) -> Diagnosis:
         fine,
         unknowns,
         works,
+        bool(found) or _recognised(box),
+    )
+
+
+def _recognised(box: Box) -> bool:
+    """Is anything known of the box? Loose lines count where a fact was read from them."""
+    facts: tuple[Fact[Any], ...] = (cuda.VIEWS, nvidia.NVML, kernel_log.LINES, nodes.NODES, nodes.OPENS)
+    return any(
+        set(snapshot.document) - {"errors"} or any(snapshot.get(fact) is not None for fact in facts)
+        for snapshot in box.snapshots
     )
 
 

@@ -69,6 +69,9 @@ def render_text(
         lines.append(f"  apply:  {fix}")
     for line in diagnosis.fine:
         lines += list(pen.wrapped(f"in order: {line}", 2, _GREEN))
+    if not diagnosis.recognised:
+        text = "nothing in it was recognised: docs/snapshot.md says what is; a pasted terminal needs its prompts"
+        return [*lines, *pen.wrapped(text, 2)]
     if diagnosis.verdict == "unknown" and not shown:
         lines += list(pen.wrapped("nothing was found, and not enough is known to say that all is well", 2))
     lines += _unknowns(diagnosis, pen, everything)
@@ -186,4 +189,5 @@ def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
         "consequences": [finding.as_json() for finding in diagnosis.consequences],
         "fine": list(diagnosis.fine),
         "unknown": dict(diagnosis.unknowns),
+        "recognised": diagnosis.recognised,
     }

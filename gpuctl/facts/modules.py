@@ -8,6 +8,11 @@ from gpuctl.box import Box, Unknown
 from gpuctl.facts import boot, kernel_log
 
 _REJECTED = r"[Kk]ey was rejected by service|Loading of unsigned module is rejected|Lockdown: .*unsigned module"
+# As dkms prints it: a sentence about DKMS has its words too.
+_NOT_BUILT = (
+    r"[Bb]ad return status for module build|(?:^|\s)dkms(?:\[\d+\])?: .*(?:fail|error)"
+    r"|\bdkms autoinstall on .* failed|ERROR \(dkms"
+)
 
 
 def rejected(box: Box) -> list[str]:
@@ -38,5 +43,5 @@ def build_errors(box: Box) -> list[str]:
         lines += [f"{path}: {line}" for line in wrong[:3]]
     for snapshot in box.snapshots:
         told = [str(line) for line in snapshot.document.get("errors", ())]
-        lines += [line for line in told if re.search(r"[Bb]ad return status for module build|dkms.*(fail|error)", line)]
+        lines += [line for line in told if re.search(_NOT_BUILT, line)]
     return lines[:6]

@@ -99,9 +99,12 @@ _DATE = re.compile(
     r"|\d{1,2}\.?\s+[^\W\d_]{3,9}\.?\s+(?:\d{1,2}:\d{2}|\d{4})"
     r"|\d{4}-\d{2}-\d{2}(?:\s+\d{2}:\d{2}(?::[\d.]+)?)?(?:\s+[+-]\d{4})?)\s+"
 )
+# of ls and stat, also busybox's, on a path or a name in the folder listed: prose and `status: running` have colons too
 _CANNOT = re.compile(
-    r"(?:cannot access|cannot stat|cannot statx|stat:?)[ :]*[‘'\"]?(?P<path>/?[^'’\":]+)[’'\"]?: (?P<why>.+)$"
+    r"(?:\bcan(?:not|'t) (?:access|statx?|open)|(?:^|[\s:])l?stat|^\s*ls)[ :]+"
+    r"[‘'\"]?(?P<path>/dev/[^'’\":\s]+|nvidia[\w*?-]*)[’'\"]?: (?P<why>.+)$"
 )
+_NO_MATCH = re.compile(r"no match(?:es found)?: /dev/nv", re.I)  # zsh, bash with failglob
 _STAT_FILE = re.compile(r"^\s*File:\s*[‘'\"]?(?P<path>/[^'’\"\s]+)")
 
 
@@ -133,8 +136,8 @@ def parse_ls(text: str, directory: str = "/dev") -> dict[str, Node]:
         if refused:
             path = refused.group("path").strip()
             path = path if path.startswith("/") else f"{place}/{path}"
-            why = errno_name(refused.group("why")) or refused.group("why")
-            nodes[path] = Node(path, "missing" if why == "ENOENT" else "unreadable", error=why)
+            if why := errno_name(refused.group("why")):
+                nodes[path] = Node(path, "missing" if why == "ENOENT" else "unreadable", error=why)
             continue
         stated = _STAT_FILE.match(line)
         if stated:
@@ -312,9 +315,9 @@ def _nodes(snapshot: Snapshot) -> NodeTable:
             output.text, "/dev" if directory is None or "nvidia-caps" not in command else directory.group(1)
         )
         nodes.update(listed)
-        # A glob or the whole folder was listed: what is not in it is not there.
+        # A glob or the whole folder was listed, and the output shows that it was: what is not in it is not there.
         if re.search(r"/dev/?(\s|$)|/dev/nvidia\*|/dev/nv\*|/dev/\*", command) and (
-            listed or "no such file" in output.text.lower()
+            any(path.startswith("/dev/") for path in listed) or _NO_MATCH.search(output.text)
         ):
             whole = True
     for line in snapshot.document.get("errors", ()):  # of programs in Go: docker, nvidia-container-cli

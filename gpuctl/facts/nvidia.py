@@ -48,6 +48,9 @@ MODULE_VERSION: Fact[str] = Fact(
 )
 
 
+_GREP = re.compile(r"(?:lsmod ?\| ?)?grep(?: -\w+)* [\"']?nvidia[\"']?(?: /proc/modules)?")
+
+
 def _module_loaded(snapshot: Snapshot) -> bool:
     try:
         return bool(_module_version(snapshot))
@@ -61,7 +64,11 @@ def _module_loaded(snapshot: Snapshot) -> bool:
             text = snapshot.file(source) if source.startswith("/") else snapshot.output(source).stdout
         except Unknown:
             continue
-        return bool(re.search(r"^nvidia\s", text, re.M))
+        if re.search(r"^\w+\s+\d+\s+-?\d+", text, re.M):
+            return bool(re.search(r"^nvidia\s", text, re.M))
+    for command in snapshot.mapping("commands"):
+        if _GREP.fullmatch(command) and not snapshot.output(command).text.strip():
+            return False
     raise Unknown("whether the NVIDIA module is loaded: not in the snapshot")
 
 
