@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuctl.finding import Certainty, Finding, Layer, Severity
 from gpuctl.spelling import nearest
+
+# Engines that read `--max_model_len` as --max-model-len: vLLM's utils/argparse_utils.py, llama.cpp's common/arg.cpp.
+UNDERSCORES = ("vllm", "llamacpp")
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class FlagSet:
 
     options: tuple[Option, ...]
     abbreviates: bool = True  # argparse: a unique beginning of a flag stands for it
-    underscores: bool = False  # vLLM: --max_model_len is --max-model-len
+    underscores: bool = False  # vLLM, llama.cpp: --max_model_len is --max-model-len
     by_name: Mapping[str, Option] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -39,9 +42,8 @@ class FlagSet:
 
     def find(self, name: str) -> tuple[Option | None, tuple[str, ...]]:
         """The option of that name; or none, with the flags that the name could be the beginning of."""
-        if self.underscores and name.startswith("--"):
-            head, dot, rest = name.partition(".")
-            name = head.replace("_", "-") + dot + rest
+        if self.underscores:
+            name = dashed(name)
         if name in self.by_name:
             return self.by_name[name], ()
         if self.underscores and name.partition(".")[0] in self.by_name:
@@ -75,7 +77,7 @@ def parse_help(text: str, *, engine: str = "") -> FlagSet:
     if not found:
         raise NoFlags("no flag was found in the text: is it the output of --help?")
     unique = tuple({option.names: option for option in found.values()}.values())
-    return FlagSet(unique, abbreviates=engine != "llamacpp", underscores=engine == "vllm")
+    return FlagSet(unique, abbreviates=engine != "llamacpp", underscores=engine in UNDERSCORES)
 
 
 _NAME = r"-{1,2}[A-Za-z0-9][\w.-]*"
@@ -220,8 +222,11 @@ class Arguments:
         return found if found is not None and math.isfinite(found) else None
 
     def whole(self, *names: str) -> int | None:
-        value = self.number(*names)
-        return None if value is None else int(value)
+        """The value as a whole number; None where it is absent or none."""
+        try:
+            return int(self.text(*names) or "")
+        except ValueError:
+            return None
 
     def many(self, *names: str) -> tuple[str, ...]:
         return next((self.values[name] for name in names if name in self.values), ())
@@ -229,6 +234,93 @@ class Arguments:
 
 def arguments(argv: Sequence[str]) -> Arguments:
     return Arguments({flag.name: flag.values for flag in given(argv)})
+
+
+def dashed(name: str) -> str:
+    """A flag as engines read it that take underscores for dashes; other words as they are."""
+    if not name.startswith("--"):
+        return name
+    head, mark, rest = re.fullmatch(r"([^.=]*)([.=]?)(.*)", name, re.DOTALL).groups()  # type: ignore[union-attr]
+    return f"{head.replace('_', '-')}{mark}{rest}"
+
+
+# Values
+
+
+def plain_number(text: str) -> float | None:
+    """A number as Python's argparse reads it; None where it is none, or not finite."""
+    try:
+        found = float(text)
+    except ValueError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+@dataclass(frozen=True)
+class Number:
+    """A flag whose value is a number: what its engine takes, without what makes no sense.
+
+    `least` itself is refused where the number need not be whole: a share of nothing. `also` is taken beside numbers.
+    """
+
+    names: tuple[str, ...]
+    least: float = 1
+    most: float = math.inf
+    whole: bool = True
+    also: tuple[str, ...] = ()
+    several: bool = False  # a list of them
+    read: Callable[[str], float | None] = plain_number
+
+    @property
+    def expected(self) -> str:
+        if self.whole:
+            number = f"a whole number of at least {self.least:g}"
+        else:
+            number = f"a number above {self.least:g}" + (f" and at most {self.most:g}" if self.most < math.inf else "")
+        return " or ".join((number, *self.also))
+
+    def takes(self, text: str) -> bool:
+        if text in self.also:
+            return True
+        found = self.read(text)
+        if found is None or found > self.most:
+            return False
+        if not self.whole:
+            return found > self.least
+        # argparse's int() takes neither 1.5 nor 8.0; an engine that reads units says what they come to
+        return found >= self.least and found == int(found) and (self.read is not plain_number or _is_int(text))
+
+
+def _is_int(text: str) -> bool:
+    try:
+        int(text)
+    except ValueError:
+        return False
+    return True
+
+
+def unreadable(given: Arguments, numbers: Iterable[Number]) -> Iterator[Finding]:
+    """Values that the engine refuses, or that make no sense, among the flags that a plan is computed from."""
+    for number in numbers:
+        for name in number.names:
+            if name not in given.values:
+                continue
+            values = given.values[name]
+            if values and (number.several or len(values) == 1) and all(number.takes(value) for value in values):
+                continue
+            wrong_ones = [value for value in values if not number.takes(value)] or list(values)
+            was = f"is {' '.join(wrong_ones)!r}" if values else "has no value"
+            yield _wrong("bad-argument", f"{name} {was}: {number.expected} is expected", _meant(name, number, values))
+
+
+def _meant(name: str, number: Number, values: Sequence[str]) -> str:
+    text = values[0] if len(values) == 1 else ""
+    if (match := re.fullmatch(r"(\d+)[kK]", text)) and number.takes(match[1]):
+        return f"Write it out: {name} {int(match[1]) * 1024} (or {int(match[1]) * 1000})."
+    for changed in (text.replace(",", "."), text.replace(",", ""), text.removesuffix(".0")):
+        if changed != text and number.takes(changed):
+            return f"{name} {changed}, or leave the flag out."
+    return "Correct it, or leave the flag out."
 
 
 # What is wrong

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import re
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuctl.flags import NoFlags, arguments, check, parse_help
+import gpuctl.engines
+from gpuctl.flags import Arguments, NoFlags, Number, arguments, check, dashed, parse_help, unreadable
 from gpuctl.flags import given as flags_given
 
 GROUND_TRUTH = Path(__file__).parent / "ground_truth/sglang"
@@ -64,6 +66,34 @@ LLAMACPP = """\
                                         draft model for speculative decoding
 --no-warmup                             skip warming up the model
 """
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm", "llamacpp"])
+def test_every_number_that_a_plan_reads_is_checked(engine: str) -> None:
+    """A flag that is read and not in NUMBERS would be taken for absent where it is no number."""
+    folder = Path(gpuctl.engines.__file__).parent / engine
+    names = set()
+    for file in folder.glob("*.py"):
+        for reads in re.findall(
+            r"\bgiven\.(?:whole|number|many)\(([^)]*)\)|length\(given\.text\(([^)]*)\)", file.read_text()
+        ):
+            names |= set(re.findall(r'"(--?[\w-]+)"', "".join(reads)))
+    module = importlib.import_module(f"gpuctl.engines.{engine}.memory")
+    checked = {name for number in module.NUMBERS for name in number.names}
+    assert len(names) >= 3
+    assert {dashed(name) for name in names} <= checked
+
+
+@given(st.text() | st.integers().map(str) | st.floats().map(str))
+def test_a_number_is_taken_or_refused_with_its_value_and_what_is_expected(text: str) -> None:
+    number = Number(("--tp-size",))
+    found = list(unreadable(Arguments({"--tp-size": (text,)}), (number,)))
+    try:
+        good = int(text) >= 1
+    except ValueError:
+        good = False
+    assert bool(found) != good or len(text) > 300
+    assert all(repr(text) in one.summary and "at least 1" in one.summary for one in found)
 
 
 def ids(argv: str, text: str, engine: str = "sglang", **more: dict[str, str]) -> list[str]:

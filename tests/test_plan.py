@@ -160,6 +160,89 @@ def test_what_is_not_known_is_said_and_how_to_say_it(call, inventory, file, old,
     assert "Traceback" not in err
 
 
+def served(folder: Path, server: str) -> Path:
+    """An inventory with one server more, as servers.yml has it."""
+    with (folder / "servers.yml").open("a") as file:
+        file.write(f"\n  {server}\n")
+    return folder
+
+
+OTHERS = {
+    "sglang": "mine: {use: [sglang, qwen], flags: {%s}}",
+    "vllm": "mine: {engine: vllm, model: qwen3.6-27b, flags: {max-model-len: 4096, max-num-seqs: 8, %s}}",
+    "llamacpp": "mine: {engine: llamacpp, model: qwen3.6-27b, flags: {ctx-size: 4096, %s}}",
+}
+
+
+@pytest.mark.parametrize(
+    ("engine", "flags", "says", "advice"),
+    [
+        ("sglang", "mem-fraction-static: abc", "--mem-fraction-static is 'abc': a number above 0 and at most 1", ""),
+        ("sglang", "mem-fraction-static: '0,75'", "--mem-fraction-static is '0,75': ", "--mem-fraction-static 0.75"),
+        ("sglang", "mem-fraction-static: 75", "--mem-fraction-static is '75': ", ""),
+        ("sglang", "mem-fraction-static: nan", "--mem-fraction-static is 'nan': ", ""),
+        ("sglang", "mem-fraction-static: true", "--mem-fraction-static has no value: ", ""),
+        ("sglang", "tp-size: 0", "--tp-size is '0': a whole number of at least 1 is expected", ""),
+        ("sglang", "tp-size: abc", "--tp-size is 'abc': ", ""),
+        ("sglang", "tp-size: 1.5", "--tp-size is '1.5': ", ""),
+        ("sglang", "tp-size: 2.0", "--tp-size is '2.0': ", "--tp-size 2"),
+        ("sglang", "tp-size: -1", "--tp-size is '-1': ", ""),
+        ("sglang", "tp-size: [1, 2]", "--tp-size is '1 2': ", ""),
+        ("sglang", "context-length: 32k", "--context-length is '32k': ", "--context-length 32768 (or 32000)"),
+        ("sglang", "context-length: 0", "--context-length is '0': ", ""),
+        ("sglang", "context-length: -5", "--context-length is '-5': ", ""),
+        ("sglang", "max-running-requests: lots", "--max-running-requests is 'lots': ", ""),
+        ("sglang", "cuda-graph-bs: [1, two]", "--cuda-graph-bs is 'two': ", ""),
+        ("vllm", "gpu-memory-utilization: 90%", "--gpu-memory-utilization is '90%': ", ""),
+        ("vllm", "gpu_memory_utilization: 90", "--gpu-memory-utilization is '90': ", ""),
+        ("vllm", "tensor_parallel_size: 0", "--tensor-parallel-size is '0': ", ""),
+        ("vllm", "pipeline-parallel-size: many", "--pipeline-parallel-size is 'many': ", ""),
+        ("vllm", "max-num-batched-tokens: 1.5K", "--max-num-batched-tokens is '1.5K': ", ""),
+        ("vllm", "speculative-config: {method: mtp, num_speculative_tokens: some}",
+         "--speculative-config.num_speculative_tokens is 'some': ", ""),
+        ("llamacpp", "ubatch-size: big", "--ubatch-size is 'big': ", ""),
+        ("llamacpp", "parallel: 0", "--parallel is '0': a whole number of at least 1 or -1 is expected", ""),
+        ("llamacpp", "gpu-layers: most", "--gpu-layers is 'most': ", ""),
+        ("llamacpp", "cache_reuse: 1, ubatch_size: 1k", "--ubatch-size is '1k': ", ""),
+    ],
+)  # fmt: skip
+def test_a_value_that_is_no_number_cannot_work(call, inventory, engine, flags, says, advice):
+    folder = served(inventory("servers.yml"), OTHERS[engine] % flags)
+    code, out, err = call("plan", "mine", "-i", folder, "--offline")
+    assert (code, err) == (1, "")
+    assert "CANNOT" in out
+    assert says in out
+    assert advice in out
+    assert "absent" not in out
+    assert "window" not in out
+    phases = folder / "phases.yml"
+    phases.write_text(phases.read_text().replace("servers: [tp1-auto,", "servers: [mine, tp1-auto,"))
+    code, out, _ = call("plan", "tp1", "-i", folder, "--offline", "--json")
+    mine = told(out)["servers"][0]
+    assert (code, mine["verdict"], mine["memory"]["cause"]) == (1, "impossible", "bad-argument")
+    assert {cell["outcome"] for cell in mine["cells"]} == {"impossible"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "flags", "window"),
+    [
+        ("vllm", "max-model-len: 32k", 32000),
+        ("vllm", "max_model_len: 32K", 32768),
+        ("vllm", "max-model-len: 25.6k", 25600),
+        ("vllm", "max-model-len: auto, gpu-memory-utilization: 0.65", None),
+        ("llamacpp", "ctx-size: 0, parallel: -1, gpu-layers: auto", 262144),
+        ("sglang", "chunked-prefill-size: -1", 32768),
+    ],
+)
+def test_what_an_engine_takes_beside_numbers(call, inventory, engine, flags, window):
+    text = OTHERS[engine].replace("max-model-len: 4096, ", "").replace("ctx-size: 4096, ", "") % flags
+    _, out, _ = call("plan", "mine", "-i", served(inventory("servers.yml"), text), "--offline", "--json")
+    memory = told(out)["servers"][0]["memory"]
+    assert memory["verdict"] == "fits"
+    assert memory["context"] == window or (window is None and 4096 < memory["context"] < 262144)
+    assert all(term["bytes"] >= 0 for term in memory["terms"])
+
+
 def test_a_server_that_no_phase_has_yet_is_planned_for_the_machine_of_the_phases(call, inventory):
     starved = "\n  starved: {use: [sglang, qwen, dflash], flags: {tp-size: 1, max-running-requests: 8}}\n"
     folder = inventory("servers.yml")

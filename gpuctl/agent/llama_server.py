@@ -44,7 +44,8 @@ def parser():
 
 
 def main():
-    args = parser().parse_args()
+    words = [word.replace("_", "-") if word.startswith("--") else word for word in sys.argv[1:]]  # as llama.cpp
+    args = parser().parse_args(words)
     try:
         with open(args.model, "rb") as file:
             if file.read(4) != b"GGUF":

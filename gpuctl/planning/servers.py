@@ -17,7 +17,7 @@ from gpuctl.config import Inventory, Model
 from gpuctl.engines import Launch, environment
 from gpuctl.facts import gguf, gpus, model_config
 from gpuctl.facts.model import ModelFacts
-from gpuctl.finding import Severity
+from gpuctl.finding import Finding, Severity
 from gpuctl.flags import arguments
 from gpuctl.memory import Change, Fit, Gpu, Plan, Question, Verdict
 from gpuctl.planning.known import Known, words_of
@@ -30,6 +30,11 @@ LOAD_BYTES_S = 2e9  # weights come onto a GPU at about this speed from a tmpfs; 
 START_S, STOP_S, CELL_S = 60.0, 10.0, 2.0  # a start beside loading; a stop; what a cell costs beside its requests
 
 TP = ("--tp-size", "--tensor-parallel-size", "--tp", "-tp")
+
+
+def ranks(argv: Sequence[str]) -> int:
+    """GPUs that share each layer."""
+    return max(1, arguments(argv).whole(*TP) or 1)
 
 
 @dataclass(frozen=True)
@@ -203,6 +208,8 @@ def question_of(
         return None, no_draft
     env = environment(engine, launch)
     argv = tuple(engine.argv(launch))[len(words_of(launch, engine)) :]
+    if server.engine in flags.UNDERSCORES:
+        argv = tuple(map(flags.dashed, argv))
     seen = visible(known, env)
     told = known.engine(launch, engine)
     memory = known.answer.get("memory") or {}
@@ -217,8 +224,7 @@ def question_of(
         gpu = Gpu(int(memory.get("MemTotal") or 0), int(memory["MemAvailable"]) if "MemAvailable" in memory else None,
                   "the machine's memory")  # fmt: skip
     else:
-        ranks = max(1, min(arguments(argv).whole(*TP) or 1, len(seen)))
-        first = min(seen[:ranks], key=lambda one: one.free_mib if one.free_mib is not None else one.total_mib)
+        first = min(seen[: ranks(argv)], key=lambda one: one.free_mib if one.free_mib is not None else one.total_mib)
         free = first.free_mib * MIB if as_is and first.free_mib is not None else None
         gpu = Gpu(first.total_mib * MIB, free, first.name)
     installed = dict(told.get("files") or {})
@@ -244,7 +250,9 @@ def plan_of(question: Question, engine: str) -> Plan:
     """Memory and flags together: flags that the installed version refuses make it impossible."""
     module = planner(engine)
     assert module is not None
-    found: Plan = module.plan(question)
+    given = getattr(module, "read", arguments)(question.argv)
+    bad = tuple(flags.unreadable(given, module.NUMBERS))
+    found: Plan = _unreadable(engine, bad) if bad else module.plan(question)
     text = question.installed.get("--help")
     if not text:
         return found
@@ -261,6 +269,12 @@ def plan_of(question: Question, engine: str) -> Plan:
         found, verdict=Verdict.IMPOSSIBLE, summary=worst.summary, cause=worst.id, message="",
         change=Change("", worst.advice), requests=0, findings=flags.worst((*wrong, *found.findings)), limit="flags",
     )  # fmt: skip
+
+
+def _unreadable(engine: str, bad: tuple[Finding, ...]) -> Plan:
+    """Values that are no numbers: nothing can be computed from them."""
+    return Plan(engine, "", Verdict.IMPOSSIBLE, bad[0].summary, bad[0].id, requests=0, limit="flags",
+                change=Change("", bad[0].advice), findings=bad)  # fmt: skip
 
 
 def refusal(question: Question, engine: str) -> Plan | None:
@@ -299,8 +313,7 @@ def decoder_of(question: Question) -> Decoder:
     if draft is not None and not drafted:
         drafted = draft.draft_block or 4
     passes = 1 if draft is None or draft.draft_block else given.whole("--speculative-num-steps") or max(drafted - 1, 1)
-    tp = given.whole(*TP) or 1
-    return Decoder(question.target, tp, element, 2 if half else 4, draft, passes, drafted)
+    return Decoder(question.target, ranks(question.argv), element, 2 if half else 4, draft, passes, drafted)
 
 
 def ceiling(question: Question, known: Known, cell: Cell, at_once: int | None = None) -> float | None:
@@ -355,7 +368,7 @@ def plan_server(
     )
     if question is None:
         plan = Plan(launch.server.engine, "", Verdict.UNKNOWN, why[:1].upper() + why[1:])
-        return ServerPlan(launch.name, title, argv, arguments(argv).whole(*TP) or 1, None, plan,
+        return ServerPlan(launch.name, title, argv, ranks(argv), None, plan,
                           _unplanned(cells, plan, history))  # fmt: skip
     plan = plan_of(question, launch.server.engine)
     lengths = {cell.id: prompt_tokens(cell, question.target) + cell.point.max_tokens for cell in cells}
@@ -365,11 +378,10 @@ def plan_server(
         assert module is not None
         every = module.plan(replace(question, contexts=tuple(set(lengths.values())), requests=1))
         fits = {fit.context: fit for fit in every.fits}
-    given = arguments(question.argv)
     speed = speed_of(known, question.gpu.name)
     start, start_from = _start_s(launch, question, history)
     return ServerPlan(
-        launch.name, title, argv, given.whole(*TP) or 1, question.gpu, plan,
+        launch.name, title, argv, ranks(question.argv), question.gpu, plan,
         tuple(_cell(cell, lengths[cell.id], plan, fits.get(lengths[cell.id]), question, known, speed, history)
               for cell in cells),
         start, start_from, speed.source if speed is not None else "",
@@ -402,7 +414,7 @@ def _cell(
     elif fit is not None and fit.requests < wanted:
         outcome, why = "limited", f"{fit.requests} of {wanted} requests run at once"
     running = max(1, min(wanted, fit.requests if fit is not None else wanted))
-    top = ceiling(question, known, cell, running)
+    top = ceiling(question, known, cell, running) if plan.terms else None
     seconds, source = _earlier(cell, history)
     if seconds is None and top is not None and speed is not None:
         seconds, source = _from_roofline(cell, length, question, speed, top, running, history), "the roofline"
@@ -437,11 +449,10 @@ def _from_roofline(
 ) -> float:
     """Warm-up and repetitions of a cell at what servers reach of the roofline."""
     point = cell.point
-    many = (arguments(question.argv).whole(*TP) or 1) > 1
+    many = ranks(question.argv) > 1
     accepted = history.accepted(cell.id.server) or 1.0
     rate = top * accepted * (REACHED_BY_MANY if many else REACHED)
-    gpus_used = arguments(question.argv).whole(*TP) or 1
-    reads = roofline.prefill_tok_s(question.target, speed, gpus_used)
+    reads = roofline.prefill_tok_s(question.target, speed, ranks(question.argv))
     prompt = length - point.max_tokens
     asked = cell.requests(point, 0, point.prompt_tokens or 0)
     turns = sum(len(one.get("turns") or [1]) for one in asked)

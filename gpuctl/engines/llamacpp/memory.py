@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 
 from gpuctl.facts.model import ModelFacts
 from gpuctl.finding import Finding, Severity
-from gpuctl.flags import Arguments, arguments, wrong
+from gpuctl.flags import Arguments, Number, arguments, wrong
 from gpuctl.memory import Change, Fit, Plan, Question, Term, Verdict, size
 
 GIB, MIB = 1 << 30, 1 << 20
+BATCH = 2048  # --batch-size without the flag
 CONTEXT = 0.5  # GiB of a CUDA context. Not measured; an estimate
 # bytes of a number (ggml's block formats)
 ELEMENT = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32,
@@ -30,6 +31,14 @@ FOREIGN = {
     "--speculative-draft-model-path": "--model-draft",
     "--kv-cache-dtype": "--cache-type-k",
 }
+# Every flag whose value is read as a number (common/arg.cpp; stoi() would take 32k for 32, which nobody means).
+NUMBERS = (
+    Number(("--ctx-size", "-c"), least=0),  # 0: the model's
+    Number(("--parallel", "-np"), also=("-1",)),  # as many as it chooses
+    Number(("--ubatch-size", "-ub"), least=0),  # 0: as --batch-size
+    Number(("--gpu-layers", "--n-gpu-layers", "-ngl"), least=0, also=("-1", "-2", "auto", "all")),
+    Number(("--spec-draft-n-max", "--draft-max", "--draft", "--draft-n"), least=0),
+)
 RENAMED = {"--draft-max": "--spec-draft-n-max", "--draft-min": "--spec-draft-n-min", "--draft": "--spec-draft-n-max"}
 
 
@@ -74,8 +83,8 @@ def settings(given: Arguments, question: Question) -> Settings:
         unified=given.on("--kv-unified", "-kvu") or (automatic and not given.on("--no-kv-unified")),
         key=ELEMENT.get(given.text("--cache-type-k", "-ctk") or "f16", 2.0),
         value=ELEMENT.get(given.text("--cache-type-v", "-ctv") or "f16", 2.0),
-        micro=given.whole("--ubatch-size", "-ub") or 512,
-        layers=0 if processor else int(layers) if layers is not None and layers.isdigit() else None,
+        micro=512 if (micro := given.whole("--ubatch-size", "-ub")) is None else micro or BATCH,
+        layers=0 if processor else int(layers) if layers is not None and layers.isdecimal() else None,
         gpus=1 if given.text("--split-mode", "-sm") == "none" else max(question.gpus or 1, 1),
         fit=given.text("--fit", "-fit") not in ("off",) and not processor,
     )

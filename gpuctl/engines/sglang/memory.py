@@ -21,6 +21,7 @@ from gpuctl.engines.sglang.pools import (
     rules_of,
     rules_of_version,
 )
+from gpuctl.engines.sglang.settings import NUMBERS as NUMBERS
 from gpuctl.engines.sglang.settings import Settings, settings
 from gpuctl.facts.model import ModelFacts
 from gpuctl.finding import Finding, Severity

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpuctl.engines.sglang.pools import Rules
 from gpuctl.facts.model import ModelFacts
-from gpuctl.flags import Arguments
+from gpuctl.flags import Arguments, Number
 
 MIB = 1 << 20
 _ELEMENT = {
@@ -20,6 +20,31 @@ _ELEMENT = {
     "auto": 2.0,
 }
 _STATE = {"float32": 4, "float16": 2, "bfloat16": 2}
+_UNCHUNKED = 16384  # --max-prefill-tokens, which bounds a step where --chunked-prefill-size is switched off
+
+# Every flag whose value is read as a number, as srt/server_args.py reads it.
+NUMBERS = (
+    Number(("--tp-size", "--tensor-parallel-size", "--tp")),
+    Number(("--pp-size", "--pipeline-parallel-size")),
+    Number(("--dp-size", "--data-parallel-size")),
+    Number(("--nnodes",)),
+    Number(("--mem-fraction-static",), least=0, most=1, whole=False),
+    Number(("--mamba-full-memory-ratio",), least=0, whole=False),
+    Number(("--context-length",)),
+    Number(("--max-running-requests",), least=0),  # 0 is refused with words of its own
+    Number(("--max-total-tokens",)),
+    Number(("--max-mamba-cache-size",)),
+    Number(("--page-size",)),
+    Number(("--chunked-prefill-size",), least=-1),  # without chunks
+    Number(("--cuda-graph-bs", "--cuda-graph-bs-decode"), several=True),
+    Number(("--cuda-graph-max-bs", "--cuda-graph-max-bs-decode"), least=0),
+    Number(("--cuda-graph-max-bs-prefill", "--piecewise-cuda-graph-max-tokens"), least=0),
+    Number(("--speculative-num-draft-tokens",)),
+    Number(("--speculative-num-steps",)),
+    Number(("--speculative-eagle-topk",)),
+    Number(("--speculative-dflash-block-size",)),
+    Number(("--speculative-ddtree-budget",)),
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +92,8 @@ def settings(
         asked = 48  # SGLang resets it so, with a log line
     if asked is not None and (attends or rules.regime == "A"):
         asked //= dp
-    chunk = given.whole("--chunked-prefill-size") or _chunk(gpu_mib, rules)
+    chunk = given.whole("--chunked-prefill-size")
+    chunk = _chunk(gpu_mib, rules) if chunk is None else chunk if chunk > 0 else _UNCHUNKED
     context = given.whole("--context-length") or target.context or 4096
     tokens = given.whole("--max-total-tokens")
     batch = _decode_batch(given, gpu_mib, tp, asked, rules)
@@ -167,7 +193,7 @@ def _decode_batch(given: Arguments, gpu_mib: float, tp: int, asked: int | None, 
     if given.on("--disable-cuda-graph") or given.text("--cuda-graph-backend-decode") == "disabled":
         return 0
     listed = given.many("--cuda-graph-bs", "--cuda-graph-bs-decode")
-    sizes = [int(text) for text in listed if text.isdigit()]
+    sizes = [int(text) for text in listed if text.isdecimal()]
     if sizes:
         return max(sizes)
     wanted = given.whole("--cuda-graph-max-bs", "--cuda-graph-max-bs-decode")

@@ -12,12 +12,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gpuctl.facts.model import ModelFacts, divide
 from gpuctl.finding import Certainty, Finding, Severity
-from gpuctl.flags import Arguments, arguments, wrong
+from gpuctl.flags import Arguments, Number, arguments, wrong
 from gpuctl.memory import Change, Fit, Plan, Question, Term, Verdict, size
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -28,6 +28,7 @@ BESIDE_MANY = 1.2  # with several GPUs: NCCL's buffers as well. Not measured; an
 GRAPHS = 0.6  # GiB of CUDA graphs, which newer releases take off the budget. Not measured; an estimate
 BLOCK = 16
 SOURCES = ("cache.py",)
+AUTOMATIC = ("-1", "auto")  # --max-model-len: as long as fits
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,9 @@ def settings(given: Arguments, question: Question) -> tuple[Settings, tuple[str,
             f"--gpu-memory-utilization is absent: {stated[1] if stated else '0.9 is assumed'}"
             + ("" if stated else " (0.92 in the newest releases)")
         )
-    config = speculative(given)
-    drafted = length(str(config.get("num_speculative_tokens"))) or 0
-    draft_tp = length(str(config.get("draft_tensor_parallel_size"))) or 0
+    parts = read(question.argv)
+    drafted = parts.whole("--speculative-config.num_speculative_tokens") or 0
+    draft_tp = parts.whole("--speculative-config.draft_tensor_parallel_size") or 0
     tp = given.whole("--tensor-parallel-size", "-tp") or 1
     dtype = given.text("--kv-cache-dtype") or "auto"
     made = question.target.context or 4096
@@ -140,20 +141,47 @@ def speculative(given: Arguments) -> dict[str, object]:
 
 
 def length(text: str | None) -> int | None:
-    """A number of tokens as vLLM reads it: 32768, 32k (thousand), 32K (1,024); None where it says no number."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgG]?)", text or "")
-    if match is None:
+    """A number of tokens as vLLM reads it: 32768, 32k and 25.6k (thousand), 32K (1,024); None where it says none."""
+    match = re.fullmatch(r"(\d+)(\.\d+)?([kKmMgGtT]?)", (text or "").strip())
+    if match is None or (match[2] and not match[3].islower()):
         return None
-    unit = {"": 1, "k": 1000, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[match[2]]
-    return int(float(match[1]) * unit) or None
+    unit = {"": 1, "k": 1000, "m": 10**6, "g": 10**9, "t": 10**12, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30,
+            "T": 1 << 40}[match[3]]  # fmt: skip
+    return int(float(match[1] + match[2]) * unit) if match[2] else int(match[1]) * unit
+
+
+# Every value that is read as a number, as engine/arg_utils.py and config/*.py read it.
+NUMBERS = (
+    Number(("--tensor-parallel-size", "-tp")),
+    Number(("--pipeline-parallel-size", "-pp")),
+    Number(("--data-parallel-size", "-dp")),
+    Number(("--nnodes", "-n")),
+    Number(("--gpu-memory-utilization",), least=0, most=1, whole=False),
+    Number(("--max-model-len",), also=AUTOMATIC, read=length),
+    Number(("--max-num-batched-tokens",), read=length),
+    Number(("--max-num-seqs",)),
+    Number(("--block-size",)),
+    Number(("--speculative-config.num_speculative_tokens",)),
+    Number(("--speculative-config.draft_tensor_parallel_size",)),
+)
+
+
+def read(argv: Sequence[str]) -> Arguments:
+    """The command line by flag, what --speculative-config says among them."""
+    given = arguments(argv)
+    parts = {f"--speculative-config.{key}": (str(value),) for key, value in speculative(given).items()}
+    return Arguments({**given.values, **parts})
 
 
 def plan(question: Question) -> Plan:
     """What the server will hold, and whether it can work."""
     given = arguments(question.argv)
     chosen, notes = settings(given, question)
-    found = tuple(_check(given, question, chosen))
-    return _plan(question, evaluate(question, chosen), found, notes)
+    outcome = evaluate(question, chosen)
+    if outcome.cause == "context-exceeds-kv-cache" and given.text("--max-model-len") in AUTOMATIC and longest(outcome):
+        chosen = replace(chosen, window=longest(outcome))
+        outcome = evaluate(question, chosen)
+    return _plan(question, outcome, tuple(_check(given, question, chosen)), notes)
 
 
 def doubt(question: Question) -> int:
