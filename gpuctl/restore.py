@@ -47,11 +47,9 @@ MISHAPS = (StagingError, StartFailed, SupervisionError, render.CannotRender)  # 
 class NotAllowed(Exception):
     """A change is needed that nobody is there to allow. One line that follows the name of the box."""
 
-    def __init__(self, remedy: Remedy, where: str) -> None:
+    def __init__(self, remedy: Remedy, where: str, why: str = "nobody is there to allow it, --yes does") -> None:
         restarts = f", and a restart of the {remedy.restarts}" if remedy.restarts else ""
-        super().__init__(
-            f"needs a change: {remedy.playbook}.yml on {where}{restarts}; nobody is there to allow it, --yes does"
-        )
+        super().__init__(f"needs a change: {remedy.playbook}.yml on {where}{restarts}; {why}")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import socket
 import stat
 import time
@@ -133,11 +134,13 @@ class Run:
         self.name = folder.name
         self.boot: Mapping[str, Any] = {}  # of the box, as each event keeps it
         self._lock: int | None = None
+        self._new = False
 
     # -- the lock
 
     def __enter__(self) -> Run:
         path = self.folder / "lock"
+        self._new = not self.folder.exists()
         with _explained(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -164,8 +167,18 @@ class Run:
         if self._lock is not None:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._lock, 0)
+            if error is not None and self._new:
+                self._forget_nothing()
             os.close(self._lock)
             self._lock = None
+
+    def _forget_nothing(self) -> None:
+        """Takes away a new folder in which nothing has happened: it would stand before the runs that have something."""
+        begun = {"lock", "campaign.json", "events.jsonl"}
+        with contextlib.suppress(OSError):
+            there = {path.name for path in self.folder.iterdir()}
+            if there <= begun and {event["event"] for event in self.events()} <= {"run_started"}:
+                shutil.rmtree(self.folder)
 
     def holder(self) -> str:
         """Who works on it now; empty: nobody. Looked up and not tried, so that nobody's start is refused by it."""

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from gpuctl import restore
+from gpuctl.cli import _console
 from gpuctl.cli import restore as cli
 from gpuctl.cli._mending import Mending, allow
 from gpuctl.config import ConfigError
@@ -246,6 +247,7 @@ def test_ctrl_c_ends_all_boxes_at_the_next_thing_that_happens_there(tmp_path):
     program.write_text(
         """
 import os, signal, sys, threading, time
+from gpuctl.cli import _console
 from gpuctl.cli import restore as cli
 from gpuctl.hosts import Machine
 
@@ -384,3 +386,17 @@ TestReboots.settings = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
+
+
+def test_a_no_is_not_taken_for_an_interruption(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", type("Terminal", (), {"isatty": lambda self: True})())
+    monkeypatch.setattr("click.confirm", lambda *_, **__: False)
+    with pytest.raises(_console.Declined) as no:
+        _console.consent("set 3 on kpro6?")
+    assert _console.explain(no.value) == 4
+    assert capsys.readouterr().err == "nothing was changed\n"
+    _, answer = told(serving(), allowed=allow)
+    assert cli.CODES[answer["state"]] == 1
+    assert capsys.readouterr().err.endswith(
+        "container.yml on kpro6, and a restart of the service; it was not allowed\n"
+    )

@@ -210,3 +210,21 @@ def test_a_folder_and_a_folder_that_is_not_there_are_one_line(tmp_path, monkeypa
     with pytest.raises(StoreError, match=f"{said}.*; -o names another file"):
         write(Path(name), b"data", instead="-o names another file")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_new_run_in_which_nothing_happened_is_taken_away_and_one_with_anything_stays(tmp_path):
+    def broken(name, *events):
+        with contextlib.suppress(ConnectionError), Run(tmp_path / name) as run:
+            run.put("campaign.json", {})
+            for event in events:
+                run.event(event)
+            raise ConnectionError("no route")
+        return (tmp_path / name).exists()
+
+    assert not broken("a")
+    assert not broken("a", "run_started")
+    assert broken("a", "run_started", "server_started")
+    assert broken("a"), "it was there before"
+    with Run(tmp_path / "b"):
+        pass
+    assert (tmp_path / "b").exists()

@@ -15,7 +15,7 @@ import pytest
 
 from gpuctl.transport import Guest, Local, Refused, Ssh, Tunnel
 from gpuctl.transport.tunnel import command
-from tests.sshd import Sshd
+from tests.sshd import Sshd, free_port
 
 ROOT = Path(__file__).parents[1]
 
@@ -111,3 +111,16 @@ def test_the_verb_says_where_until_ctrl_c(server, tmp_path):
     process.send_signal(2)
     _, err = process.communicate(timeout=60)
     assert (process.returncode, "timed wrongly" in err) == (0, True)
+
+
+def test_a_box_that_is_not_there_is_told_before_a_port_is(tmp_path):
+    (tmp_path / "hosts.yml").write_text(
+        f"all: {{hosts: {{gone: {{ansible_host: 127.0.0.1, ansible_port: {free_port()}}}}}}}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "gpuctl", "tunnel", "8080", "-i", str(tmp_path), "-t", "gone"],
+        capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[1],
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith("gpuctl: gone: ")
+    assert done.stderr.endswith("Connection refused\n")

@@ -35,11 +35,16 @@ def document(value: Any) -> None:
     click.echo(json.dumps(value, indent=1, default=str))
 
 
+class Declined(Exception):
+    """Whoever was asked said no."""
+
+
 def consent(question: str) -> None:
-    """Asks whoever sits at the terminal before a change. Raises UsageError where nobody does, Abort at a no."""
+    """Asks whoever sits at the terminal before a change. Raises UsageError where nobody does, Declined at a no."""
     if not sys.stdin.isatty():
         raise click.UsageError("it asks before it changes a machine, and nobody is there; --yes says yes")
-    click.confirm(question, abort=True, err=True)
+    if not click.confirm(question, err=True):
+        raise Declined
 
 
 def colour(stream: Any = sys.stdout) -> bool:
@@ -53,6 +58,9 @@ def explain(error: BaseException) -> int:
 
     if os.environ.get(VERBOSE):
         raise error
+    if isinstance(error, Declined):
+        say("nothing was changed")
+        return INTERRUPTED
     if isinstance(error, KeyboardInterrupt | click.exceptions.Abort):
         say("interrupted; give the same command again")
         return INTERRUPTED

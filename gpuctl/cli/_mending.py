@@ -20,8 +20,10 @@ def allow(remedy: Remedy, where: str, shown: str) -> bool:
     """Asks whoever sits at the terminal. Raises NotAllowed where nobody does, and when the answer is no."""
     from gpuctl.restore import NotAllowed
 
-    if not (sys.stdin.isatty() and click.confirm("make this change, and go on?", err=True)):
+    if not sys.stdin.isatty():
         raise NotAllowed(remedy, where)
+    if not click.confirm("make this change, and go on?", err=True):
+        raise NotAllowed(remedy, where, "it was not allowed")
     return True
 
 

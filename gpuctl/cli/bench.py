@@ -103,7 +103,7 @@ def command(
     if as_json:
         document(_as_json(outcome, run))
     else:
-        _conclude(outcome, run, phase)
+        _conclude(outcome, run)
     return FINDINGS if outcome.failed else WELL
 
 
@@ -244,13 +244,13 @@ def _report(run: Run) -> None:
     write(run.folder / "report" / "report.md", rendered, make_folder=True)
 
 
-def _conclude(outcome: Outcome, run: Run, phase: str) -> None:
+def _conclude(outcome: Outcome, run: Run) -> None:
     measured, kept, failed = len(outcome.done), len(outcome.kept), len(outcome.failed)
     out()
     out(f"{measured} measured, {kept} kept from before, {failed} failed; all of it lies in {run.folder}/")
     out(f"report: {run.folder / 'report' / 'report.md'}, or: gpuctl report {run.folder}")
     if failed:
-        out(f"the failed ones again: gpuctl bench {phase} --retry-failed")
+        out(f"the failed ones again: {_again('--retry-failed')}")
 
 
 def _show_check(outcome: Outcome, as_json: bool) -> None:
@@ -281,7 +281,9 @@ def _as_json(outcome: Outcome, run: Run) -> dict[str, Any]:
     }
 
 
-def _again() -> str:
+def _again(*more: str) -> str:
+    """The command as it was given; with more words it is to keep what is measured."""
     import shlex
 
-    return shlex.join(["gpuctl", *sys.argv[1:]])
+    given = [word for word in sys.argv[1:] if not (more and word == "--fresh")]
+    return shlex.join(["gpuctl", *given, *(word for word in more if word not in given)])

@@ -46,6 +46,7 @@ def command(server: str, inventory: str, target: str | None, port: int) -> int:
     if others:
         raise click.UsageError(f"name the box: -t {machine.name}")
     ways = hosts.transports(machines)
+    ways[machine.name].run(["true"], timeout=30)  # one that is not there is told now, not at the first connection
     with Tunnel(ways[machine.name], there, port) as tunnel:
         out(f"http://127.0.0.1:{tunnel.port}")
         say(
