@@ -406,6 +406,8 @@ def test_where_it_was_taken():
     assert one("unprivileged: 1")[place.PLACE].privileged is False
     assert one("uid_map: 0 100000 65536\nrole: guest")[place.PLACE].privileged is False
     assert one("/run/systemd/container: lxc\nuid_map: 0 0 4294967295")[place.PLACE].privileged is True
+    itself = {"role": "guest", "namespaces": {"self": {"pid": "pid:[4026531836]", "cgroup": "cgroup:[4026531835]"}}}
+    assert one(json.dumps(itself))[place.PLACE].container is None  # whatever the inventory calls it
 
 
 def test_a_version_of_libcuda_is_enough():

@@ -22,7 +22,7 @@ def check(box: Box) -> Iterator[Finding]:
         box.get_kernel(kernel_log.LINES) or (), r"nouveau|key was rejected|probe routine was not called"
     )
     gpus = box.get_kernel(pci.GPUS)
-    if gpus is not None and not gpus and not access.in_container(box):
+    if gpus is not None and not gpus and (_no_gpu(box) or not access.in_container(box)):
         return  # a machine without NVIDIA GPUs
     if modules.rejected(box) or modules.build_errors(box) or any(gpu.driver == "nouveau" for gpu in gpus or ()):
         return  # these have checks of their own
@@ -63,3 +63,9 @@ def check(box: Box) -> Iterator[Finding]:
         (*evidence, *lines[-3:]),
         advice=text,
     )
+
+
+def _no_gpu(box: Box) -> bool:
+    """Is it why the module is not loaded? A bus that shows nothing at all is no witness."""
+    host = box.node if box.node.present else box.guest
+    return bool(host.mapping("pci").get("of")) and access.works(box) is False and access.without_gpu(box)

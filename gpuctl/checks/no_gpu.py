@@ -7,7 +7,7 @@ passed to it first; on a node it has to be seated, and switched on in the firmwa
 from collections.abc import Iterator
 
 from gpuctl.box import Box
-from gpuctl.facts import access, nodes, nvidia, pci
+from gpuctl.facts import access, nvidia
 from gpuctl.finding import Certainty, Finding, Layer, Severity
 
 LAYER = Layer.DRIVER
@@ -16,12 +16,9 @@ LAYER = Layer.DRIVER
 def check(box: Box) -> Iterator[Finding]:
     if box.get_kernel(nvidia.MODULE_LOADED) is not False or access.works(box) is not False:
         return
+    if not access.without_gpu(box):
+        return  # a card without its driver has a check of its own
     host = box.node if box.node.present else box.guest
-    devices, table = host[pci.DEVICES], box.guest.get(nodes.NODES)
-    if any(device.vendor == pci.NVIDIA for device in devices):
-        return  # a card without its driver, which has a check of its own
-    if table is not None and any(node.exists and "nvidia" in path for path, node in table.items()):
-        return
     of = host.mapping("pci").get("of", 0)
     yield Finding(
         f"there is no NVIDIA GPU on {host.name}",

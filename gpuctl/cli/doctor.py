@@ -245,6 +245,11 @@ def _tell(boxes: Iterable[Asked], everything: bool, as_json: bool, again: str) -
         code = max(code, {"well": WELL, "findings": FINDINGS, "unknown": UNKNOWN}[found.verdict])
         if asked.missing and found.verdict == "well":
             code = max(code, UNKNOWN)
+        if (unseen := asked.box.guest.mapping("service").get("error")) is not None:
+            # who was asked for with --user or --unit is not there: nothing that was found is about them
+            why = " ".join(str(unseen).split()).replace("on this machine", f"on {asked.name}")
+            say(f"gpuctl: {why}")
+            code = max(code, UNKNOWN)
         documents.append({**doctor.as_json(found), "not_asked": asked.missing})
         if not as_json:
             if number:

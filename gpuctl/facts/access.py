@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gpuctl.box import Box, Unknown
-from gpuctl.facts import boot, cuda, devices, lxc, nodes, nvidia, place, proxmox
+from gpuctl.facts import boot, cuda, devices, lxc, nodes, nvidia, pci, place, proxmox
 from gpuctl.facts.nodes import CTL, UVM, Node
 from gpuctl.finding import Certainty, Severity
 
@@ -428,6 +428,17 @@ def nodes_made_on_demand(box: Box) -> str:
     if not user or user == "root":
         return "root's libcuda"
     return ""
+
+
+def without_gpu(box: Box) -> bool:
+    """Does the machine have no NVIDIA card, as its PCI bus shows (guests see the machine's), and no node of one either?
+
+    Raises Unknown where nobody looked at the bus.
+    """
+    host, table = box.node if box.node.present else box.guest, box.guest.get(nodes.NODES)
+    if any(device.vendor == pci.NVIDIA for device in host[pci.DEVICES]):
+        return False
+    return table is None or not any(node.exists and "nvidia" in path for path, node in table.items())
 
 
 def waits_for_nodes(box: Box) -> bool:

@@ -68,10 +68,11 @@ def _place(snapshot: Snapshot) -> Place:
         container = container or virt
         evidence.append(f"systemd-detect-virt: {virt}")
     role = snapshot.role
-    if container is not None and initial_namespaces(snapshot):
-        # an image may carry /run/systemd/container of the one who made it
+    initial = initial_namespaces(snapshot)
+    if (container is not None or role == "guest") and initial:
+        # an image may carry /run/systemd/container of the one who made it; an inventory may call anything a guest
         container, evidence = None, ["the initial PID and control group namespaces: no container, whatever says so"]
-    if container is None and role == "guest":
+    elif container is None and role == "guest":
         container = "lxc"
         evidence.append("the snapshot says guest")
     privileged: bool | None = None
