@@ -355,6 +355,29 @@ class Plan:
                 lines.append(f"stage {name} into {found.path}{size}")
         return tuple(lines)
 
+    @property
+    def lacks(self) -> Mapping[str, str]:
+        """Models there is no room for, as far as the machine itself knows, and why. One that has an old copy
+        there is not judged: that may have to go first.
+        """
+        told: dict[str, str] = {}
+        taken = 0  # by those before it
+        new = tuple(one.path for one in self.tmpfs)
+        for name, found in self.found.items():
+            room = found.raw.get("room") or {}
+            absent = (found.raw.get("copy") or {}).get("state") == "absent"
+            if found.well or name in self.troubles or not (found.in_memory and absent and room.get("need")):
+                continue
+            replaced = _folder(found.path) in new  # what is mounted there now is not what will be
+            limits = [
+                one for one in room["limits"] if not (replaced and one["what"].startswith(("the tmpfs", "the disk")))
+            ]
+            taken += room["need"]
+            fits, why = program.fits(taken, limits, program.headroom_for(taken))
+            if not fits:
+                told[name] = why
+        return told
+
 
 def _in_words(one: Tmpfs) -> str:
     more = [f"NUMA {one.policy}"] if one.policy else []

@@ -445,11 +445,11 @@ def overall(copy, source, stale):
     return source["state"] if source else "absent"
 
 
-def headroom_for(need):
+def headroom_for(need: int) -> int:
     return max(64 << 20, min(1 << 30, need // 50))
 
 
-def fits(need, limits, headroom):
+def fits(need: int, limits: list[dict[str, Any]], headroom: int) -> tuple[bool, str]:
     """(whether `need` bytes and the headroom fit each limit, one line why not)."""
     for limit in limits:
         if need + headroom > limit["free"]:

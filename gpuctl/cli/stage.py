@@ -170,6 +170,8 @@ def _show(seen: staging.Plan, no_boot: bool) -> None:
     for line in seen.changes:
         if not (no_boot and line.startswith("place ")):
             out(f"  -> {line}")
+    for name, why in seen.lacks.items():
+        out(f"  {name}: there is no room: {why}")
     _show_caches(seen)
 
 
@@ -257,6 +259,7 @@ def _as_json(
         "why": why,
         "changes": list(seen.changes),
         "diff": diff,
+        "lacks": dict(seen.lacks),
         "models": rows,
         "caches": _caches(seen),
     }

@@ -347,6 +347,18 @@ def test_the_verb_shows_stages_verifies_and_has_nothing_to_do_the_second_time(in
     assert (code, same(model, memory / "m")) == (0, True)
 
 
+def test_that_there_is_no_room_is_told_before_it_is_tried(inventory, memory):
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32M", "small", str(memory)]).returncode:
+        pytest.skip("nothing can be mounted here")
+    try:
+        code, out, _ = inventory.gpuctl("stage", "--check")
+        assert (code, "m: there is no room: the tmpfs at" in out) == (1, True), out
+        assert json.loads(inventory.gpuctl("stage", "--check", "--json")[1])["lacks"].keys() == {"m"}
+        assert "free, and" in inventory.gpuctl("stage", "m")[2]
+    finally:
+        subprocess.run(["umount", str(memory)], check=True)
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
