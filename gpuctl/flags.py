@@ -365,6 +365,36 @@ def _unknown(flag: Given, flags: FlagSet, engine: str, names: Mapping[str, str])
     return _wrong("unknown-flag", f"the installed {engine} has no flag {flag.name}", advice)
 
 
+def unknown(argv: Sequence[str], names: Iterable[str]) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
+    """Flags that are none of the known names: those that look like a slip of one of them, and the others.
+
+    The names need not be all that the engine has, so none is called wrong.
+    """
+    known = FlagSet(tuple(Option((name,)) for name in sorted(set(names))))
+    slips, others = [], []
+    for flag in given(argv):
+        name = flag.name.partition(".")[0]
+        positive = name.replace("--no-", "--", 1) if name.startswith("--no-") else name
+        if name in known.by_name or positive in known.by_name:
+            continue
+        _, begun = known.find(name)
+        near = begun[0] if len(begun) == 1 else nearest(dashed(name), known.by_name, alike=0.85)
+        if near is None or not name.startswith("--"):
+            others.append(name)
+            continue
+        slips.append(
+            wrong(
+                "unknown-flag",
+                f"{name}: not known offline; did you mean {near}?",
+                "What a plan reads is read from flags written out. If the installed version has it: "
+                "`gpuctl plan` without --offline asks it once.",
+                severity=Severity.WARNING,
+                certainty=Certainty.POSSIBLE,
+            )
+        )
+    return tuple(slips), tuple(dict.fromkeys(others))
+
+
 def _values(flag: Given, option: Option, engine: str) -> Iterator[Finding]:
     if option.takes == "1" and not flag.values:
         yield _wrong("bad-argument", f"{flag.name} needs a value", "Give one, or leave the flag out.")

@@ -224,6 +224,42 @@ def test_a_value_that_is_no_number_cannot_work(call, inventory, engine, flags, s
 
 
 @pytest.mark.parametrize(
+    ("engine", "flags", "says"),
+    [
+        ("sglang", "mem-fracton-static: 0.8", "--mem-fracton-static: not known offline; did you mean --mem-fraction-static?"),
+        ("sglang", "mem_fraction_static: 0.8", "--mem_fraction_static: not known offline; did you mean --mem-fraction-static?"),
+        ("sglang", "mem-frac: 0.8", "--mem-frac: not known offline; did you mean --mem-fraction-static?"),
+        ("sglang", "speculative-ddtree-budgt: 8", "did you mean --speculative-ddtree-budget?"),
+        ("vllm", "gpu-memory-utilisation: 0.8", "did you mean --gpu-memory-utilization?"),
+        ("llamacpp", "cache-type-kk: f16", "did you mean --cache-type-k?"),
+    ],
+)  # fmt: skip
+def test_a_name_that_is_not_known_is_told_and_is_not_called_wrong(call, inventory, engine, flags, says):
+    folder = served(inventory("servers.yml"), OTHERS[engine] % flags)
+    code, out, _ = call("plan", "mine", "-i", folder, "--offline")
+    assert (code, "mine: " in out, says in out) == (0, True, True)
+    phases = folder / "phases.yml"
+    phases.write_text(phases.read_text().replace("servers: [tp1-auto,", "servers: [mine, tp1-auto,"))
+    _, out, _ = call("plan", "tp1", "-i", folder, "--offline")
+    assert f"warning: --{flags.partition(':')[0]}: not known offline" in out
+
+
+@pytest.mark.parametrize(
+    ("engine", "flags", "says"),
+    [
+        ("sglang", "quantum-tunnel: true", "note     flags not known offline, and not checked: --quantum-tunnel"),
+        ("vllm", "quantum-tunnel: true, warp: 9", "note     flags not known offline, and not checked: --quantum-tunnel, --warp"),
+        ("vllm", "gpu_memory_utilization: 0.8, no_enable_prefix_caching: true", None),
+        ("llamacpp", "n_gpu_layers: 99, no-mmap: true", None),
+    ],
+)  # fmt: skip
+def test_a_name_that_is_like_none_is_a_note(call, inventory, engine, flags, says):
+    code, out, _ = call("plan", "mine", "-i", served(inventory("servers.yml"), OTHERS[engine] % flags), "--offline")
+    assert code == 0
+    assert says in out if says else "not known" not in out
+
+
+@pytest.mark.parametrize(
     ("engine", "flags", "window"),
     [
         ("vllm", "max-model-len: 32k", 32000),

@@ -12,7 +12,8 @@ An engine has
     on_processor(flags)  whether a server with these flags uses no GPU; may be left out: it uses one
     VERSIONS             Python packages whose version can change a number
 and, where its memory can be planned (memory.py beside it: plan(question), doubt(question); NUMBERS, what its numeric
-flags take; read(argv) where flags.arguments does not read them all):
+flags take; read(argv) where flags.arguments does not read them all;
+and flags.txt, names of flags of its releases):
     PROGRAM              the words that start it, unless a server has its own
     PACKAGE              the Python package it is, or None: PROGRAM is a binary
     SOURCES, FLAGS       files of that package whose text the plan reads; and those that define its flags (patterns)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -253,14 +254,16 @@ def plan_of(question: Question, engine: str) -> Plan:
     given = getattr(module, "read", arguments)(question.argv)
     bad = tuple(flags.unreadable(given, module.NUMBERS))
     found: Plan = _unreadable(engine, bad) if bad else module.plan(question)
+    names = importlib.import_module(f"gpuctl.engines.{engine}.arguments") if engine == "sglang" else module
     text = question.installed.get("--help")
     if not text:
-        return found
+        slips, others = flags.unknown(question.argv, _names(module, names))
+        notes = (f"flags not known offline, and not checked: {', '.join(others)}",) if others else ()
+        return replace(found, findings=flags.worst((*slips, *found.findings)), notes=(*notes, *found.notes))
     try:
         known = flags.parse_help(text, engine=engine)
     except flags.NoFlags:
         return replace(found, notes=(*found.notes, "the installed version's --help could not be read"))
-    names = importlib.import_module(f"gpuctl.engines.{engine}.arguments") if engine == "sglang" else module
     wrong = tuple(flags.check(question.argv, known, engine=engine, renamed=names.RENAMED, foreign=names.FOREIGN))
     worst = next((f for f in wrong if f.severity is Severity.CRITICAL), None)
     if worst is None:
@@ -269,6 +272,13 @@ def plan_of(question: Question, engine: str) -> Plan:
         found, verdict=Verdict.IMPOSSIBLE, summary=worst.summary, cause=worst.id, message="",
         change=Change("", worst.advice), requests=0, findings=flags.worst((*wrong, *found.findings)), limit="flags",
     )  # fmt: skip
+
+
+def _names(module: ModuleType, arguments: ModuleType) -> set[str]:
+    """Flags that are known of an engine without its --help: flags.txt beside it, and what its rules speak of."""
+    listed = Path(str(module.__file__)).with_name("flags.txt").read_text(encoding="utf-8").split()
+    read = {name for number in module.NUMBERS for name in number.names}
+    return {*listed, *read, *arguments.RENAMED, *arguments.RENAMED.values()}
 
 
 def _unreadable(engine: str, bad: tuple[Finding, ...]) -> Plan:
