@@ -33,7 +33,7 @@ def command(log: BinaryIO, engine: str | None, exit_status: int | None, as_json:
         raise click.BadParameter(f"no engine {engine!r}; there are {', '.join(sorted(engines()))}")
     found = diagnose(_pieces(log), engine=engine, exit_status=exit_status)
     if as_json:
-        document(found.as_json())
+        document({"schema": "gpuctl.diagnose/1", **found.as_json()})
     elif found.engine is None and not found.causes:
         say(f"gpuctl: {log.name}: no engine's words in it; --engine names one")
         return UNKNOWN
@@ -62,6 +62,38 @@ def _lines(found: Diagnosis) -> Iterator[str]:
             yield f"    to tell: {cause.separates}"
     for warning in found.warnings:
         yield f"  warning: {warning.summary}"
-    held = {key: value for key, value in found.capacity.as_json().items() if value is not None}
-    if held:
-        yield "  it can hold: " + ", ".join(f"{key} {value:,}" for key, value in held.items())
+    for head, words in (("it can hold", _HOLDS), ("memory of a GPU", _MEMORY)):
+        known = [(text, getattr(found.capacity, name)) for name, text in words.items()]
+        told = [text.format(_amount(value, words is _MEMORY)) for text, value in known if value is not None]
+        if told:
+            yield f"  {head}: {', '.join(told)}"
+
+
+# Capacity's fields, in words.
+_HOLDS = {
+    "kv_tokens": "{} tokens in the KV cache",
+    "state_slots": "{} recurrent states",
+    "max_running_requests": "{} requests at once",
+    "requested_running_requests": "of {} that were asked for",
+    "context_tokens": "a context of {} tokens",
+    "concurrency": "{} requests of full context",
+    "accept_length": "{} tokens a step are accepted of what is speculated",
+}
+_MEMORY = {
+    "free_before_bytes": "{} free before loading",
+    "weights_bytes": "{} for weights",
+    "draft_weights_bytes": "{} for the drafter's weights",
+    "free_after_weights_bytes": "{} free after loading",
+    "kv_bytes": "{} for the KV cache",
+    "state_bytes": "{} for recurrent states",
+    "verify_bytes": "{} for states that are verified",
+    "graph_bytes": "{} for CUDA graphs",
+    "free_after_pools_bytes": "{} free beside the pools",
+    "free_when_ready_bytes": "{} free when ready",
+}
+
+
+def _amount(value: float, of_bytes: bool) -> str:
+    from gpuctl.logs.rule import size
+
+    return size(value) if of_bytes else f"{value:,}"

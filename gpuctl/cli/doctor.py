@@ -92,6 +92,10 @@ def command(
         raise click.UsageError(f"--{word} asks before a change, and nobody is there to answer; --yes says yes")
     if undo:
         return _undo(inventory, targets, check=check, yes=yes, as_json=as_json)
+    if save is not None and not save.parent.is_dir():
+        from gpuctl.store import StoreError
+
+        raise StoreError(f"{save}: there is no folder {save.parent}; --save names another file")
     boxes: list[Asked] = []
     asked = _from_files(files) if files else _from_machines(inventory, targets, unit, user)
     again = "" if files else _again(inventory, unit, user)
@@ -224,10 +228,15 @@ def _save(boxes: Sequence[Asked], file: Path, *, masked: bool) -> None:
     from gpuctl import doctor
     from gpuctl.store import write
 
-    text, told = doctor.saved([snapshot for box in boxes for snapshot in box.snapshots], masked=masked)
+    snapshots = [snapshot for box in boxes for snapshot in box.snapshots]
+    if not snapshots:
+        say(f"gpuctl: {file}: not written, for nothing was seen")
+        return
+    text, told = doctor.saved(snapshots, masked=masked)
     write(file, text.encode(), instead="--save names another file")
-    for line in told:
-        say(line)
+    if told:
+        say(f"masked: {'; '.join(told)}")
+    say(f"wrote {file}")
 
 
 def _tell(boxes: Iterable[Asked], everything: bool, as_json: bool, again: str) -> int:

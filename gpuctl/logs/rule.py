@@ -267,6 +267,13 @@ def mib(text: str | float) -> int:
     return round(float(text) * MIB)
 
 
+def shortage(hit: Hit) -> str:
+    """The end of "Out of GPU memory", as far as the line tells: ": 2.00 GiB wanted, 1.21 GiB free"."""
+    groups = hit.match.groupdict()
+    told = [f"{groups[name]} {name}" for name in ("wanted", "free") if groups.get(name)]
+    return f": {', '.join(told)}" if told else ""
+
+
 def size(count: float) -> str:
     """Bytes for people: "16.42 GiB", "146.8 MiB"."""
     if abs(count) >= GIB:

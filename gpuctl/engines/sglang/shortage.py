@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from gpuctl.finding import Certainty, Finding
-from gpuctl.logs.rule import GIB, Hit, Story, size
+from gpuctl.logs.rule import GIB, Hit, Story, shortage, size
 
 
 @dataclass(frozen=True)
@@ -297,8 +297,7 @@ def _weights(hit: Hit, known: Budget | None, why: str) -> Finding:
 
 def out_of_memory(hit: Hit, story: Story) -> Finding:
     """CUDA out of memory, by what was being done then."""
-    groups, known = hit.match.groupdict(default=""), story.capacity
-    wanted, free = groups.get("wanted", "?"), groups.get("free", "?")
+    short, known = shortage(hit), story.capacity
     fraction = story.number("mem_fraction_static")
     now = f" (now {fraction:g})" if fraction is not None else ""
     lower = f"Lower --mem-fraction-static{now}"
@@ -316,7 +315,7 @@ def out_of_memory(hit: Hit, story: Story) -> Finding:
         return hit.rule.say(
             hit,
             id="gpu-oom-serving",
-            summary=f"Out of GPU memory while serving: {wanted} wanted, {free} free. "
+            summary=f"Out of GPU memory while serving{short}. "
             + (
                 f"Only {size(known.free_when_ready_bytes)} was left when the server said that it was ready"
                 if known.free_when_ready_bytes is not None
@@ -339,8 +338,7 @@ def out_of_memory(hit: Hit, story: Story) -> Finding:
         return hit.rule.say(
             hit,
             id="graph-capture-oom",
-            summary=f"Out of GPU memory after the pools were allocated, for CUDA graphs and buffers: {wanted} wanted, "
-            f"{free} free",
+            summary=f"Out of GPU memory after the pools were allocated, for CUDA graphs and buffers{short}",
             advice=f"{lower} (0.02 to 0.05 less), or the largest graph batch (--cuda-graph-max-bs, since 0.5.14 "
             "--cuda-graph-max-bs-decode).",
         )
@@ -348,7 +346,7 @@ def out_of_memory(hit: Hit, story: Story) -> Finding:
         return hit.rule.say(
             hit,
             id="pools-exceed-gpu",
-            summary=f"Out of GPU memory while the pools were allocated: {wanted} wanted, {free} free. The budget "
+            summary=f"Out of GPU memory while the pools were allocated{short}. The budget "
             "leaves no room for what is allocated beside it",
             advice=f"{lower}: buffers beside the pools (one row more each, request table, intermediate states, "
             "graphs) must fit what it leaves unused.",
@@ -357,11 +355,11 @@ def out_of_memory(hit: Hit, story: Story) -> Finding:
         return hit.rule.say(
             hit,
             id="weights-exceed-gpu",
-            summary=f"Out of GPU memory while the weights were loading: {wanted} wanted, {free} free",
+            summary=f"Out of GPU memory while the weights were loading{short}",
             advice="More GPUs (--tp-size), quantised weights, or free the GPU first: nvidia-smi shows who holds "
             "memory.",
         )
-    return hit.rule.say(hit, summary=f"Out of GPU memory: {wanted} wanted, {free} free", advice=f"{lower}.")
+    return hit.rule.say(hit, summary=f"Out of GPU memory{short}", advice=f"{lower}.")
 
 
 def _own_draft(story: Story) -> bool:

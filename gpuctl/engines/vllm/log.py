@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from gpuctl.finding import Certainty, Finding, Layer
-from gpuctl.logs.rule import Engine, Hit, Stage, Story, fact, gib, rule, size
+from gpuctl.logs.rule import Engine, Hit, Stage, Story, fact, gib, rule, shortage, size
 
 STAGES = (
     Stage("arguments", "non-default args", "flags accepted"),
@@ -108,22 +108,22 @@ def _context(hit: Hit, story: Story) -> Finding:
 def out_of_memory(hit: Hit, story: Story) -> Finding:
     """CUDA out of memory, by what was being done then."""
     groups = hit.match.groupdict(default="")
-    wanted, free = groups.get("wanted") or "?", groups.get("free") or "?"
+    short = shortage(hit)
     fraction = story.number("gpu_memory_utilization")
     lower = f"Lower --gpu-memory-utilization{f' (now {fraction:g})' if fraction else ''}"
     if hit.ready:
         return hit.rule.say(
             hit,
             id="gpu-oom-serving",
-            summary=f"Out of GPU memory while serving: {wanted} wanted, {free} free",
+            summary=f"Out of GPU memory while serving{short}",
             advice=f"{lower}, or --max-num-batched-tokens.",
         )
     if hit.stage in ("kv", "captured", "capacity"):
         return hit.rule.say(
             hit,
             id="graph-memory-estimate",
-            summary=f"Out of GPU memory after profiling, while graphs were captured or the engine warmed up: {wanted} "
-            f"wanted, {free} free. The estimate of what graphs need was too low (it changed in vLLM 0.21)",
+            summary=f"Out of GPU memory after profiling, while graphs were captured or the engine warmed up{short}. "
+            "The estimate of what graphs need was too low (it changed in vLLM 0.21)",
             advice=f"{lower} by 0.02 to 0.05, lower --max-num-seqs, or set VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0 "
             "if an older vLLM worked.",
         )
@@ -131,7 +131,7 @@ def out_of_memory(hit: Hit, story: Story) -> Finding:
     return hit.rule.say(
         hit,
         id="weights-exceed-gpu",
-        summary=f"Out of GPU memory while weights were loaded or memory was profiled: {wanted} wanted, {free} free"
+        summary=f"Out of GPU memory while weights were loaded or memory was profiled{short}"
         + (f"; another process holds {others}" if others else ""),
         advice="More GPUs (--tensor-parallel-size), quantised weights, or free the GPU first. If the same model "
         "fitted an older vLLM, its weights are expanded differently now.",
