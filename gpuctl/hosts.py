@@ -155,6 +155,10 @@ def read(
         machine, wrong = _machine(name, kind, variables, source)
         machines[name] = machine
         mistakes += [f"{hosts.at(*tree.places[name])}: {name}: {one}" for one in wrong]
+        mistakes += [
+            f"{hosts.at(*tree.places[name], 'gpuctl_gpus', *key)}: {name}: gpuctl_gpus: {one}"
+            for key, one in _gpus(variables.get("gpuctl_gpus"))
+        ]
     mistakes += [
         f"{hosts.at(*tree.places[name])}: {name}: {one}"
         for name, one in _contradictions(machines, tree.members("nodes"))
@@ -375,6 +379,30 @@ def _machine(name: str, kind: str, variables: Mapping[str, Any], source: Path) -
         vmid=vmid,
         vars=dict(variables),
     ), wrong
+
+
+_GPUS = {"count": (1, 1024), "memory_mib": (256, 1 << 22)}  # lowest and highest
+
+
+def _gpus(said: Any) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What is wrong with `gpuctl_gpus: {count, name, memory_mib}`, each thing with its key."""
+    if said is None:
+        return
+    keys = ("count", "name", "memory_mib")
+    if not isinstance(said, dict) or not set(keys) <= set(said):
+        yield (), "count, name and memory_mib are expected, as nvidia-smi tells them"
+        return
+    for key, found in said.items():
+        if key in _GPUS:
+            lowest, highest = _GPUS[key]
+            whole = not isinstance(found, bool) and re.fullmatch(r"[0-9]{1,9}", str(found))
+            if not whole or not lowest <= int(found) <= highest:
+                yield (key,), f"{key}: {str(found)[:40]!r} is no whole number from {lowest} to {highest}"
+        elif key == "name":
+            if not isinstance(found, str) or not found.strip():
+                yield (key,), f"name: {str(found)[:40]!r} is no name of a GPU, as nvidia-smi tells it"
+        else:
+            yield (str(key),), f"{key} is not known; {hint(str(key), keys)}"
 
 
 def _contradictions(machines: Mapping[str, Machine], nodes: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -160,6 +160,34 @@ def test_what_is_not_known_is_said_and_how_to_say_it(call, inventory, file, old,
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("memory_mib: 97887", "memory_mib: 0", "memory_mib: '0' is no whole number from 256 to 4194304"),
+        ("memory_mib: 97887", "memory_mib: 99999999999999999999999", "memory_mib: '99999999999999999999999' is no whole"),
+        ("memory_mib: 97887", "memory_mib: true", "memory_mib: 'True' is no whole number"),
+        ("count: 8", "count: -8", "count: '-8' is no whole number from 1 to 1024"),
+        ("count: 8", "count: 0", "count: '0' is no whole number"),
+        ("count: 8", "count: 1.5", "count: '1.5' is no whole number"),
+        ("count: 8", "count: 100000000", "count: '100000000' is no whole number"),
+        ("name: NVIDIA RTX PRO 6000 Blackwell Server Edition", "name: ''", "name: '' is no name of a GPU"),
+        ("name: NVIDIA RTX PRO 6000 Blackwell Server Edition", "name: [a]", "is no name of a GPU"),
+        ("count: 8", "count: 8, memory: 1", "memory is not known; did you mean 'memory_mib'?"),
+        ("{count: 8, name: NVIDIA RTX PRO 6000 Blackwell Server Edition, memory_mib: 97887}", "8",
+         "count, name and memory_mib are expected"),
+    ],
+)  # fmt: skip
+def test_absurd_gpus_are_one_line_with_their_place_before_anything_is_planned(call, inventory, old, new, says):
+    folder = inventory("hosts.yml", (old, new))
+    code, out, err = call("plan", "tp1", "-i", folder, "--offline")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    line = next(
+        n for n, text in enumerate((folder / "hosts.yml").read_text().splitlines(), 1) if " gpuctl_gpus:" in text
+    )
+    assert f"hosts.yml:{line}: ct200: gpuctl_gpus: " in err
+    assert says in err
+
+
 def served(folder: Path, server: str) -> Path:
     """An inventory with one server more, as servers.yml has it."""
     with (folder / "servers.yml").open("a") as file:

@@ -234,7 +234,7 @@ def state(known: Known | None, inventory: Inventory, machine: str, variables: Ma
     """Adds what the inventory states to what is known: GPUs of the machine, and config.json files of models.
 
     `variables`: the machine's in hosts.yml, of which `gpuctl_gpus: {count, name, memory_mib}` is used where the machine
-    was never asked. Raises ValueError where that is no such mapping.
+    was never asked; hosts.py has checked it. Raises ValueError for a config.json that cannot be read.
     """
     known = known or Known(machine, "stated in the inventory")
     texts = {}
@@ -247,12 +247,7 @@ def state(known: Known | None, inventory: Inventory, machine: str, variables: Ma
                 raise ValueError(f"{inventory.folder / model.config}: {why} (models.yml: {name}: config)") from None
     gpus = known.gpus
     if not known.answer and (told := variables.get("gpuctl_gpus")) is not None:
-        try:
-            gpus = (Gpu(str(told["name"]), int(told["memory_mib"])),) * int(told["count"])
-        except (KeyError, TypeError, ValueError):
-            raise ValueError(
-                f"hosts.yml: {machine}: gpuctl_gpus: count, name and memory_mib are expected, as nvidia-smi tells them"
-            ) from None
+        gpus = (Gpu(str(told["name"]), int(told["memory_mib"])),) * int(told["count"])
     return replace(known, gpus=gpus, stated=texts)
 
 
