@@ -1,7 +1,7 @@
 """What the user wrote: models.yml, servers.yml and phases.yml of one inventory, checked and expanded. Pure.
 
 All mistakes of all files are found at once, each with file, line and key. hosts.yml is an Ansible inventory
-and read by hosts.py; here only the names in it matter.
+and read by hosts.py; here its names matter, and what it says of servers and models.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jinja2.sandbox import SandboxedEnvironment
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from gpuctl import nccl
+from gpuctl import hosts, nccl
 from gpuctl.spelling import hint, nearest
 from gpuctl.yamltext import Document, NotYaml, parse
 
@@ -188,23 +188,29 @@ def load(
     if mistakes:
         raise ConfigError(mistakes)
     check = _Checker(folder, mistakes, tuple(multi_node))
-    check.machines = _machine_names(check.document(texts["hosts.yml"], "hosts.yml")[0])
+    try:
+        check.machines = hosts.load(folder)
+    except hosts.BadInventory as error:
+        mistakes += error.mistakes
     models = check.mapping(texts["models.yml"], "models.yml", Model)
     servers = check.servers(texts["servers.yml"], models, tuple(engines))
     campaign, phases = check.phases(texts["phases.yml"], servers, workloads)
+    check.served(servers)
+    check.memory(models)
     if mistakes:
         raise ConfigError(_in_order(mistakes))
     return Inventory(folder, campaign or folder.name, models, servers, phases)
 
 
 def _in_order(mistakes: Iterable[str]) -> list[str]:
-    """As one meets them: file by file, each from its first line to its last."""
-    files: dict[str, int] = {}
+    """File by file, machines first, each from its first line to its last."""
+    ours = ["models.yml", "servers.yml", "phases.yml"]
 
-    def place(one: str) -> tuple[int, int]:
+    def place(one: str) -> tuple[int, str, int]:
         found = re.match(r"(.*?\.ya?ml)(?::(\d+))?: ", one)
         file, line = (found[1], int(found[2] or 0)) if found else ("", 0)
-        return files.setdefault(file, len(files)), line
+        name = Path(file).name
+        return (ours.index(name) if name in ours else -1), file, line
 
     return sorted(mistakes, key=place)
 
@@ -216,7 +222,7 @@ class _Checker:
         self.folder = folder
         self.mistakes = mistakes
         self.multi_node = multi_node
-        self.machines: set[str] | None = None  # names in hosts.yml; None where ranges make more of them
+        self.machines: hosts.Inventory | None = None  # None where hosts.yml has mistakes of its own
         # What has mistakes of its own: to name it elsewhere is no further mistake. None: which ones is not known.
         self.broken: dict[str, set[str] | None] = {"models.yml": set(), "servers.yml": set()}
 
@@ -372,8 +378,8 @@ class _Checker:
             self.say(places, (*path, "model"), "a server needs a model")
         for index, node in enumerate(server.nodes):
             where = (*path, "nodes", index)
-            if self.machines is not None and node not in self.machines:
-                self.say(places, where, f"no machine {node!r} in hosts.yml; {hint(node, self.machines)}")
+            if self.machines is not None and node not in self.machines.machines:
+                self.say(places, where, f"no machine {node!r} in hosts.yml; {hint(node, self.machines.machines)}")
             elif node in server.nodes[:index]:
                 self.say(places, where, f"{node} a second time: a machine has one part of a server")
         if len(server.nodes) > 1 and server.engine in engines and server.engine not in self.multi_node:
@@ -398,6 +404,11 @@ class _Checker:
             chosen = None if phase is None else self._servers_of(phase, servers, places, path)
             # what is asked is looked at also where the phase has mistakes of its own
             asked = written.get("workloads") if isinstance(written, dict) else None
+            if phase is not None and phase.target is not None and self.machines is not None:
+                known = [*self.machines.machines, *self.machines.groups]
+                if phase.target not in known:
+                    where = (*path, "target")
+                    self.say(places, where, f"no machine {phase.target!r} in hosts.yml; {hint(phase.target, known)}")
             uses = self._uses(asked if isinstance(asked, list) else [], chosen, workloads, places, (*path, "workloads"))
             if phase is None or chosen is None:
                 continue
@@ -487,6 +498,40 @@ class _Checker:
             return False
         return not unknown
 
+    def served(self, servers: Mapping[str, Server]) -> None:
+        """What hosts.yml has machines serve."""
+        for machine in self.machines.machines.values() if self.machines else ():
+            for index, name in enumerate(machine.serves):
+                if name in servers:
+                    if servers[name].url:
+                        what = f"{name} is somebody else's (url), and cannot be started"
+                        self._say_of(machine, ("gpuctl_serves", index), what)
+                elif not self._of_broken(name):
+                    self._say_of(
+                        machine, ("gpuctl_serves", index), f"no server {name!r} in servers.yml; {hint(name, servers)}"
+                    )
+
+    def memory(self, models: Mapping[str, Model]) -> None:
+        """The memory file systems of hosts.yml: each is the folder of a model that is staged."""
+        if self.broken["models.yml"] is None or self.broken["models.yml"]:
+            return
+        folders = {str(Path(model.path).absolute().parent) for model in models.values() if model.stage}
+        for machine in self.machines.machines.values() if self.machines else ():
+            for folder in machine.vars.get("gpuctl_tmpfs") or {}:
+                if folder not in folders:
+                    what = "no model of models.yml with `stage: true` lies there"
+                    near = nearest(str(folder), folders)
+                    self._say_of(
+                        machine,
+                        ("gpuctl_tmpfs", str(folder)),
+                        f"{folder}: {what}; did you mean {near!r}?" if near else f"{folder}: {what}",
+                    )
+
+    def _say_of(self, machine: hosts.Machine, path: tuple[str, str | int], what: str) -> None:
+        place = machine.places[path[0]].at(path[1])
+        if not any(one.startswith(f"{place}: ") and one.endswith(f": {path[0]}: {what}") for one in self.mistakes):
+            self.mistakes.append(f"{place}: {machine.name}: {path[0]}: {what}")
+
     def _of_broken(self, pattern: str) -> bool:
         """Whether a pattern may mean servers that have mistakes of their own."""
         names = self.broken["servers.yml"]
@@ -496,18 +541,6 @@ class _Checker:
 def _stands(places: Document, bases: Sequence[_Key], part: _Key) -> _Key:
     """Where a part stands that any of these mappings may bring."""
     return next(((*base, *part) for base in bases if (*base, *part) in places.lines), (*bases[0], *part))
-
-
-def _machine_names(value: Any) -> set[str] | None:
-    """Names of machines in an Ansible inventory; None where there are ranges, which hosts.py reads."""
-    found: set[str] = set()
-    groups = list(value.values()) if isinstance(value, Mapping) else []
-    for group in groups:
-        if isinstance(group, Mapping):
-            hosts, children = group.get("hosts"), group.get("children")
-            found |= {str(name) for name in hosts} if isinstance(hosts, Mapping) else {hosts} if hosts else set()
-            groups += list(children.values()) if isinstance(children, Mapping) else []
-    return None if any("[" in name for name in found) else found
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,9 +15,9 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from gpuctl.spelling import hint
+from gpuctl.spelling import hint, nearest
 from gpuctl.transport import Guest, Local, Ssh, Transport
 from gpuctl.transport.hops import settings
 from gpuctl.yamltext import Document, NotYaml, parse
@@ -35,12 +35,38 @@ OURS = (
 )
 
 
+_CHECKED = "host keys are always checked; put the machine's key into known_hosts"
+_TMPFS = ("size", "numa", "huge")
+_HUGE = ("never", "always", "within_size", "advise")
+
+
 class BadInventory(Exception):
     """The inventory cannot be used. `mistakes`: all of them, each one line with file, line and key."""
 
     def __init__(self, mistakes: Sequence[str]) -> None:
         self.mistakes = tuple(" ".join(one.splitlines()) for one in mistakes)
         super().__init__("\n".join(self.mistakes))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a variable stands."""
+
+    document: Document
+    path: tuple[str | int, ...]
+
+    def at(self, *deeper: str | int) -> str:
+        """`file:line` of it, or of a part of it."""
+        return self.document.at(*self.path, *deeper)
+
+
+class _Said(NamedTuple):
+    value: Any
+    place: Place
+
+
+def _said(variables: Mapping[Any, Any], document: Document, path: tuple[str | int, ...]) -> dict[str, _Said]:
+    return {key: _Said(value, Place(document, (*path, str(key)))) for key, value in variables.items()}
 
 
 @dataclass(frozen=True)
@@ -57,6 +83,13 @@ class Machine:
     node: str | None = None  # of a guest: its node, where the inventory has it
     vmid: int | None = None
     vars: Mapping[str, Any] = field(default_factory=dict)  # as Ansible merges them, templates as written
+    places: Mapping[str, Place] = field(default_factory=dict, repr=False, compare=False)  # of those
+
+    @property
+    def serves(self) -> tuple[str, ...]:
+        """The servers that `gpuctl restore` brings: gpuctl_serves, one or a list."""
+        said = self.vars.get("gpuctl_serves") or []
+        return (said,) if isinstance(said, str) else tuple(said)
 
 
 @dataclass(frozen=True)
@@ -80,7 +113,9 @@ class Inventory:
             elif one in self.groups:
                 names += self.groups[one]
             else:
-                mistakes.append(f"{self.source}: no machine and no group {one}; there are: {', '.join(self.machines)}")
+                known = [*self.machines, *self.groups]
+                near = f"did you mean {found!r}?" if (found := nearest(one, known)) else hint("", self.machines)
+                mistakes.append(f"{self.source}: no machine and no group {one}; {near}")
         if mistakes:
             raise BadInventory(mistakes)
         if not wanted:
@@ -140,29 +175,30 @@ def read(
     tree = _Tree(hosts)
     mistakes = [f"{hosts.file}:{line}: {'.'.join(map(str, path))} is there twice" for path, line in hosts.twice]
     mistakes += tree.mistakes
-    outside: dict[str, dict[str, dict[str, Any]]] = {"group_vars": {}, "host_vars": {}}
+    outside: dict[str, dict[str, dict[str, _Said]]] = {"group_vars": {}, "host_vars": {}}
     for kind, documents in (("group_vars", group_vars), ("host_vars", host_vars)):
         for name, several in documents.items():
             for one in several:
                 if one.value is not None and not isinstance(one.value, dict):
                     mistakes.append(f"{one.file}: has to be a mapping of variables")
                 else:
-                    outside[kind].setdefault(name, {}).update(one.value or {})
+                    outside[kind].setdefault(name, {}).update(_said(one.value or {}, one, ()))
     machines = {}
+    told: set[tuple[str, str]] = set()  # what a group says is one mistake, however many machines are in it
     for name in tree.hosts:
         variables = tree.variables(name, outside["group_vars"], outside["host_vars"])
         kind = next((k for k, group in (("node", "nodes"), ("guest", "guests")) if name in tree.members(group)), "")
         machine, wrong = _machine(name, kind, variables, source)
         machines[name] = machine
-        mistakes += [f"{hosts.at(*tree.places[name])}: {name}: {one}" for one in wrong]
-        mistakes += [
-            f"{hosts.at(*tree.places[name], 'gpuctl_gpus', *key)}: {name}: gpuctl_gpus: {one}"
-            for key, one in _gpus(variables.get("gpuctl_gpus"))
-        ]
-    mistakes += [
-        f"{hosts.at(*tree.places[name])}: {name}: {one}"
-        for name, one in _contradictions(machines, tree.members("nodes"))
-    ]
+        for where, what in (*wrong, *_wrong_shapes(machine)):
+            stands = machine.places.get(where[0]) or Place(hosts, tree.places[name])
+            at, said = stands.at(*where[1:]), ": ".join((*where, what))
+            if (at, said) not in told:
+                told.add((at, said))
+                mistakes.append(f"{at}: {name}: {said}")
+    for name, key, what in _contradictions(machines, tree.members("nodes")):
+        place = machines[name].places.get(key) or Place(hosts, tree.places[name])
+        mistakes.append(f"{place.at()}: {name}: {key}{what}")
     if not machines and not mistakes:
         mistakes.append(f"{hosts.file}: no machine in it")
     if mistakes:
@@ -175,10 +211,10 @@ class _Tree:
 
     def __init__(self, document: Document) -> None:
         self.mistakes: list[str] = []
-        self.groups: dict[str, dict[str, Any]] = {"all": {}}  # name -> variables
+        self.groups: dict[str, dict[str, _Said]] = {"all": {}}  # name -> variables
         self.children: dict[str, list[str]] = {}
         self.direct: dict[str, list[str]] = {}
-        self.hosts: dict[str, dict[str, Any]] = {}
+        self.hosts: dict[str, dict[str, _Said]] = {}
         self.places: dict[str, tuple[str | int, ...]] = {}
         self._document = document
         if not isinstance(document.value, dict):
@@ -204,7 +240,7 @@ class _Tree:
             elif not isinstance(part, dict | None) and not (key != "vars" and isinstance(part, str)):
                 self.mistakes.append(f"{where}: {key} of group {name} has to be a mapping")
             elif key == "vars" and isinstance(part, dict | None):
-                self.groups[name].update(part or {})
+                self.groups[name].update(_said(part or {}, self._document, (*path, "vars")))
             else:
                 for one, inside in ({part: None} if isinstance(part, str) else part or {}).items():
                     self._member(name, str(key), str(one), inside, (*path, str(key), str(one)))
@@ -223,7 +259,7 @@ class _Tree:
                     f"{self._document.at(*path)}: {name} is no name of a machine or range like ct[1:9]"
                 )
                 return
-            self.hosts.setdefault(host, {}).update(inside or {})
+            self.hosts.setdefault(host, {}).update(_said(inside or {}, self._document, path))
             self.places.setdefault(host, path)
             if host not in self.direct.setdefault(group, []):
                 self.direct[group].append(host)
@@ -252,12 +288,12 @@ class _Tree:
         return max((self._depth(up) + 1 for up, below in self.children.items() if group in below), default=0)
 
     def variables(
-        self, host: str, group_vars: Mapping[str, Mapping[str, Any]], host_vars: Mapping[str, Mapping[str, Any]]
-    ) -> dict[str, Any]:
+        self, host: str, group_vars: Mapping[str, Mapping[str, _Said]], host_vars: Mapping[str, Mapping[str, _Said]]
+    ) -> dict[str, _Said]:
         """Ansible's precedence: each source from `all` to the deepest group, the inventory file before group_vars."""
         mine = [group for group in self.groups if group != "all" and host in self.members(group)]
         mine.sort(key=lambda group: (self._depth(group), _priority(self.groups[group]), group))
-        merged: dict[str, Any] = {}
+        merged: dict[str, _Said] = {}
         for part in (
             self.groups["all"],
             *(self.groups[group] for group in mine),
@@ -271,9 +307,9 @@ class _Tree:
         return merged
 
 
-def _priority(variables: Mapping[str, Any]) -> int:
+def _priority(variables: Mapping[str, _Said]) -> int:
     try:
-        return int(variables.get("ansible_group_priority", 1))
+        return int(variables["ansible_group_priority"].value) if "ansible_group_priority" in variables else 1
     except (TypeError, ValueError):
         return 1
 
@@ -294,9 +330,12 @@ def _range(name: str) -> list[str]:
     return [f"{before}{number:0{width}d}{rest}" for number in numbers for rest in _range(after)]
 
 
-def _machine(name: str, kind: str, variables: Mapping[str, Any], source: Path) -> tuple[Machine, list[str]]:
-    """The machine, and what is wrong with it, each thing one line."""
-    wrong: list[str] = []
+def _machine(
+    name: str, kind: str, said: Mapping[str, _Said], source: Path
+) -> tuple[Machine, list[tuple[tuple[str, ...], str]]]:
+    """The machine, and what is wrong with it: each thing with its variable."""
+    wrong: list[tuple[tuple[str, ...], str]] = []
+    variables = {key: one.value for key, one in said.items()}
     values = {
         **variables,
         "inventory_hostname": name,
@@ -312,19 +351,19 @@ def _machine(name: str, kind: str, variables: Mapping[str, Any], source: Path) -
         try:
             return _rendered(variables[found], values)
         except ValueError as error:
-            wrong.append(f"{found}: {error}")
+            wrong.append(((found,), str(error)))
             return None
 
     def number(found: Any, key: str, lowest: int, highest: int) -> int | None:
         if found is None:
             return None
         if isinstance(found, bool) or not re.fullmatch(r"\d{1,9}", str(found)) or not lowest <= int(found) <= highest:
-            wrong.append(f"{key}: {found!r} is no number from {lowest} to {highest}")
+            wrong.append(((key,), f"{found!r} is no number from {lowest} to {highest}"))
             return None
         return int(found)
 
     wrong += [
-        f"{secret}: gpuctl logs in by key and uses `sudo -n`; take the password out of the inventory"
+        ((secret,), "gpuctl logs in by key and uses `sudo -n`; take the password out of the inventory")
         for secret in ("ansible_password", "ansible_ssh_pass", "ansible_ssh_password", "ansible_become_password")
         if secret in variables
     ]
@@ -333,24 +372,24 @@ def _machine(name: str, kind: str, variables: Mapping[str, Any], source: Path) -
         connection = "ssh"
     connection = {"ansible.builtin.local": "local"}.get(connection, connection)
     if connection not in ("ssh", "local", "pct"):
-        wrong.append(f"ansible_connection: {connection} is not known; there are ssh, local and pct")
+        wrong.append((("ansible_connection",), f"{connection} is not known; there are ssh, local and pct"))
     if (method := value("ansible_become_method")) not in (None, "sudo", "ansible.builtin.sudo"):
-        wrong.append(f"ansible_become_method: {method}; gpuctl knows sudo")
+        wrong.append((("ansible_become_method",), f"{method}; gpuctl knows sudo"))
     if (whom := value("ansible_become_user")) not in (None, "root"):
-        wrong.append(f"ansible_become_user: {whom}; gpuctl becomes root")
+        wrong.append((("ansible_become_user",), f"{whom}; gpuctl becomes root"))
     options: list[str] = []
     for key in ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args"):
         try:
             options += shlex.split(str(value(key) or ""))
         except ValueError as error:
-            wrong.append(f"{key}: {error}")
+            wrong.append(((key,), str(error)))
     if re.search(r"(?i)stricthostkeychecking[=\s]*(no|off|false|accept-new|ask)", " ".join(options)):
-        wrong.append("StrictHostKeyChecking: host keys are always checked; put the machine's key into known_hosts")
+        wrong.append((("StrictHostKeyChecking",), _CHECKED))
     for key in ("ansible_host_key_checking", "ansible_ssh_host_key_checking"):
         if str(value(key)).lower() in ("false", "no", "off", "0"):
-            wrong.append(f"{key}: host keys are always checked; put the machine's key into known_hosts")
+            wrong.append(((key,), _CHECKED))
     wrong += [
-        f"{key}: no variable of gpuctl's; {hint(key, OURS, most=len(OURS))}"
+        ((key,), f"no variable of gpuctl's; {hint(key, OURS, most=len(OURS))}")
         for key in variables
         if key.startswith("gpuctl_") and key not in OURS
     ]
@@ -377,7 +416,8 @@ def _machine(name: str, kind: str, variables: Mapping[str, Any], source: Path) -
         sudo=str(become).lower() in ("true", "yes", "on", "1", "y", "t"),
         node=None if node is None else str(node),
         vmid=vmid,
-        vars=dict(variables),
+        vars=variables,
+        places={key: one.place for key, one in said.items()},
     ), wrong
 
 
@@ -397,30 +437,72 @@ def _gpus(said: Any) -> Iterator[tuple[tuple[str, ...], str]]:
             lowest, highest = _GPUS[key]
             whole = not isinstance(found, bool) and re.fullmatch(r"[0-9]{1,9}", str(found))
             if not whole or not lowest <= int(found) <= highest:
-                yield (key,), f"{key}: {str(found)[:40]!r} is no whole number from {lowest} to {highest}"
+                yield (key,), f"{str(found)[:40]!r} is no whole number from {lowest} to {highest}"
         elif key == "name":
             if not isinstance(found, str) or not found.strip():
-                yield (key,), f"name: {str(found)[:40]!r} is no name of a GPU, as nvidia-smi tells it"
+                yield (key,), f"{str(found)[:40]!r} is no name of a GPU, as nvidia-smi tells it"
         else:
-            yield (str(key),), f"{key} is not known; {hint(str(key), keys)}"
+            yield (str(key),), f"unknown key; {hint(str(key), keys)}"
 
 
-def _contradictions(machines: Mapping[str, Machine], nodes: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _wrong_shapes(machine: Machine) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What is wrong with our own variables that are more than a text or a number."""
+    serves = machine.vars.get("gpuctl_serves") or []
+    if not isinstance(serves, str) and not (isinstance(serves, list) and all(isinstance(one, str) for one in serves)):
+        yield ("gpuctl_serves",), f"a server, or a list of servers, is expected, not {serves!r}"[:200]
+    for key, what in wrong_tmpfs(machine.vars.get("gpuctl_tmpfs") or {}):
+        yield ("gpuctl_tmpfs", *key), what
+    for key, what in _gpus(machine.vars.get("gpuctl_gpus")):
+        yield ("gpuctl_gpus", *key), what
+
+
+def wrong_tmpfs(wanted: Any) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What is wrong with a gpuctl_tmpfs, each thing with its place in it: a mapping from folder to size, numa, huge."""
+    if not isinstance(wanted, Mapping):
+        yield (), "has to be a mapping, as in {/run/gpuctl/models: {size: 64G}}"
+        return
+    for folder, options in wanted.items():
+        if not isinstance(options, Mapping | None):
+            yield (str(folder),), "has to be a mapping of size, numa, huge"
+            continue
+        for key, value in (options or {}).items():
+            where = (str(folder), str(key))
+            if key not in _TMPFS:
+                yield where, f"unknown key; {hint(str(key), _TMPFS)}"
+            elif key == "size" and bytes_of(value) is None:
+                yield where, f"{value!r} is no size, as 64G"
+            elif key == "numa" and not re.fullmatch(r"none|interleave(:[\d,-]+)?|bind:[\d,-]+", str(value)):
+                yield where, f"{value!r}; there are interleave, bind:N, none"
+            elif key == "huge" and value is not None and value not in _HUGE:
+                yield where, f"{value!r}; there are {', '.join(_HUGE)}"
+
+
+def bytes_of(size: Any) -> int | None:
+    """A size as people write it, 64G or 512 MiB; None for what is none."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", str(size).strip(), re.I)
+    if not found or not float(found[1]):
+        return None
+    return int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))
+
+
+def _contradictions(machines: Mapping[str, Machine], nodes: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """(machine, variable, how the message goes on)"""
     seen: dict[tuple[str, int], str] = {}
     for machine in machines.values():
         if machine.node is not None and machine.node not in machines:
-            yield machine.name, f"gpuctl_node: no machine {machine.node} in this inventory"
+            near = f"; did you mean {found!r}?" if (found := nearest(machine.node, nodes)) else ""
+            yield machine.name, "gpuctl_node", f": no machine {machine.node} in this inventory{near}"
         elif machine.node is not None and machine.node not in nodes:
-            yield machine.name, f"gpuctl_node: {machine.node} is not in the group nodes"
+            yield machine.name, "gpuctl_node", f": {machine.node} is not in the group nodes"
         given = [machine.vars.get(key) is not None for key in ("gpuctl_node", "gpuctl_vmid")]  # rightly or wrongly
         if any(given) and not all(given) and machine.kind == "guest":
-            yield machine.name, "gpuctl_node and gpuctl_vmid belong together"
+            yield machine.name, "gpuctl_node", " and gpuctl_vmid belong together"
         if machine.connection == "pct" and not all(given):
-            yield machine.name, "ansible_connection: pct needs gpuctl_node and gpuctl_vmid"
+            yield machine.name, "ansible_connection", ": pct needs gpuctl_node and gpuctl_vmid"
         if machine.node is not None and machine.vmid is not None:
             other = seen.setdefault((machine.node, machine.vmid), machine.name)
             if other != machine.name:
-                yield machine.name, f"gpuctl_vmid: {machine.vmid} on {machine.node} is {other} already"
+                yield machine.name, "gpuctl_vmid", f": {machine.vmid} on {machine.node} is {other} already"
 
 
 def _rendered(value: Any, values: Mapping[str, Any]) -> Any:

@@ -21,7 +21,6 @@ from gpuctl import background, config, deploy, doctor, hosts, plugins, render, s
 from gpuctl.agent.stage import size_of
 from gpuctl.asking import ask
 from gpuctl.box import Box, Snapshot
-from gpuctl.config import ConfigError
 from gpuctl.doctor import Healing, Played
 from gpuctl.engines import Launch, environment
 from gpuctl.finding import Finding, Layer, Remedy, Severity
@@ -61,24 +60,8 @@ class Wants:
 
 
 def wants_of(machine: hosts.Machine, inventory: config.Inventory) -> Wants:
-    """What hosts.yml says of a machine: `gpuctl_serves`, a server or a list of them. Raises ConfigError."""
-    said = machine.vars.get("gpuctl_serves") or []
-    names = [said] if isinstance(said, str) else said
-    where = f"{inventory.folder}/hosts.yml: {machine.name}: gpuctl_serves"
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ConfigError([f"{where}: a server, or a list of servers, is expected, not {said!r}"])
-    mistakes = []
-    for name in names:
-        try:
-            server = inventory.server(name)
-        except ConfigError as error:
-            mistakes.append(f"{where}: {error.mistakes[0].partition(': ')[2]}")
-            continue
-        if server.url:
-            mistakes.append(f"{where}: {name} is somebody else's (url), and cannot be started")
-    if mistakes:
-        raise ConfigError(mistakes)
-    return Wants(models_of(inventory, names), tuple(names))
+    """What hosts.yml says of a machine. `inventory`: as it was checked when it was read (`config.load`)."""
+    return Wants(models_of(inventory, machine.serves), machine.serves)
 
 
 def models_of(inventory: config.Inventory, servers: Sequence[str]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from gpuctl.agent import stage as program
 from gpuctl.agent.stage import size_of
 from gpuctl.config import Inventory, Model, Server
 from gpuctl.hosts import Inventory as Machines
-from gpuctl.hosts import Machine
+from gpuctl.hosts import Machine, bytes_of, wrong_tmpfs
 from gpuctl.playbook import Outcome, Step
 from gpuctl.render import File, Tmpfs
 from gpuctl.transport import Transport, TransportError, agent
@@ -263,7 +263,7 @@ def tmpfs_for(machine: Machine, folder: str, found: Sequence[Found]) -> Tmpfs:
             f"give {', '.join(one.model for one in found)} a path in a folder of its own, or no `stage`",
         )
     mounted = next((one.raw["mount"] for one in found if one.raw.get("mount", {}).get("point") == folder), None)
-    size = _bytes(options["size"], machine, folder) if "size" in options else None
+    size = bytes_of(options["size"]) if "size" in options else None
     if size is None:
         known = [one.source_bytes for one in found]
         unknown = [one.model for one, bytes_ in zip(found, known, strict=True) if bytes_ is None]
@@ -284,28 +284,9 @@ def tmpfs_for(machine: Machine, folder: str, found: Sequence[Found]) -> Tmpfs:
 
 def _tmpfs_options(machine: Machine, folder: str) -> dict[str, Any]:
     wanted = machine.vars.get("gpuctl_tmpfs") or {}
-    where = f"{machine.name}: gpuctl_tmpfs"
-    if not isinstance(wanted, Mapping):
-        raise StagingError("job", f"{where}: has to be a mapping, as in {{/run/gpuctl/models: {{size: 64G}}}}")
-    options = wanted.get(folder) or {}
-    if not isinstance(options, Mapping):
-        raise StagingError("job", f"{where}: {folder}: has to be a mapping of size, numa, huge")
-    if strange := sorted(set(map(str, options)) - {"size", "numa", "huge"}):
-        raise StagingError("job", f"{where}: {folder}: no {strange[0]}; there are size, numa, huge")
-    numa = str(options.get("numa", "none"))
-    if not re.fullmatch(r"none|interleave(:[\d,-]+)?|bind:[\d,-]+", numa):
-        raise StagingError("job", f"{where}: {folder}: numa: {numa!r}; there are interleave, bind:N, none")
-    huge = options.get("huge")
-    if huge is not None and huge not in ("never", "always", "within_size", "advise"):
-        raise StagingError("job", f"{where}: {folder}: huge: {huge!r}; there are never, always, within_size, advise")
-    return dict(options)
-
-
-def _bytes(text: Any, machine: Machine, folder: str) -> int:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", str(text).strip(), re.I)
-    if not found or not float(found[1]):
-        raise StagingError("job", f"{machine.name}: gpuctl_tmpfs: {folder}: size: {text!r} is no size, as 64G")
-    return int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))
+    for key, what in wrong_tmpfs({folder: wanted.get(folder)} if isinstance(wanted, Mapping) else wanted):
+        raise StagingError("job", ": ".join((machine.name, "gpuctl_tmpfs", *key, what)))
+    return dict(wanted.get(folder) or {})
 
 
 def boot_files(job: Mapping[str, Any], folder: str, found: Found | None = None) -> tuple[File, ...]:

@@ -261,6 +261,50 @@ def test_a_server_may_run_on_several_machines(tmp_path):
     assert load(tmp_path, hosts=TWO, servers=text, phases=phases).servers["s"].nodes == ["ct200", "ct210"]
 
 
+MACHINES = """\
+all:
+  hosts:
+    local:
+      ansible_connection: local
+      gpuctl_serves: [plian, theirs, broken]
+      gpuctl_tmpfs:
+        /run/models: {size: 1G}
+        /run/model: {}
+        /srv: {siz: 1G}
+"""
+
+
+def test_what_hosts_yml_and_phases_say_of_each_other_and_of_servers_and_models_is_checked(tmp_path):
+    told = mistakes(
+        tmp_path,
+        hosts=MACHINES.replace(", broken]", "]").replace("siz:", "size:"),
+        models="tiny: {path: /run/models/tiny, stage: true}\n",
+        servers=GOOD["servers.yml"] + "  theirs: {engine: external, url: 'http://h:1'}\n",
+        phases=GOOD["phases.yml"].replace("    servers", "    target: loca\n    servers"),
+    )
+    assert told == [
+        "hosts.yml:5: local: gpuctl_serves: no server 'plian' in servers.yml; did you mean 'plain'?",
+        "hosts.yml:5: local: gpuctl_serves: theirs is somebody else's (url), and cannot be started",
+        "hosts.yml:8: local: gpuctl_tmpfs: /run/model: no model of models.yml with `stage: true` lies there; "
+        "did you mean '/run/models'?",
+        "hosts.yml:9: local: gpuctl_tmpfs: /srv: no model of models.yml with `stage: true` lies there",
+        "phases.yml:3: phases.demo.target: no machine 'loca' in hosts.yml; did you mean 'local'?",
+    ]
+
+
+def test_mistakes_of_hosts_yml_are_told_with_the_others_and_draw_no_others(tmp_path):
+    told = mistakes(
+        tmp_path,
+        hosts=MACHINES,
+        servers=GOOD["servers.yml"] + "  broken: {engine: vllm, modl: tiny}\n",
+        phases=GOOD["phases.yml"].replace("    servers", "    target: loca\n    servers"),
+    )
+    assert told == [
+        "hosts.yml:9: local: gpuctl_tmpfs: /srv: siz: unknown key; did you mean 'size'?",
+        "servers.yml:5: servers.broken.modl: unknown key; did you mean 'model'?",
+    ]
+
+
 @pytest.mark.parametrize(
     ("server", "said"),
     [

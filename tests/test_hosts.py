@@ -130,7 +130,7 @@ def test_variables_beside_the_inventory_win_over_it_group_by_group(tmp_path):
         ("all: {hosts: {'ct[1:99999999999]': }}\n", "ct[1:99999999999] is no name of a machine"),
         (
             "all: {hosts: {a: {gpuctl_servs: x}}}\n",
-            "gpuctl_servs: no variable of gpuctl's; did you mean 'gpuctl_serves'?",
+            "hosts.yml:1: a: gpuctl_servs: no variable of gpuctl's; did you mean 'gpuctl_serves'?",
         ),
         ("all: [\n", "hosts.yml:2: "),
         ("all: {hosts: {a: !!python/object:os.system {}}}\n", "hosts.yml:1: could not determine a constructor"),
@@ -147,6 +147,26 @@ def test_all_mistakes_are_told_at_once(tmp_path):
         "3: a: ansible_port: 'x' is no number from 1 to 65535",
         "6: b: gpuctl_vmid: 7 is no number from 100 to 999999999",
         "6: b: gpuctl_node: no machine c in this inventory",
+    ]
+
+
+def test_a_variable_is_told_where_it_stands_and_once_for_a_group(tmp_path):
+    text = (
+        "guests:\n  vars:\n    gpuctl_serves: {a: 1}\n    ansible_port: x\n  hosts:\n    a:\n      gpuctl_tmpfs:\n"
+        "        /run/m:\n          size: 64X\n          numa: bind\n          siz: 64G\n          huge: yes\n    b:\n"
+    )
+    said = mistakes(
+        tmp_path, text, host_vars__b="# of b\nansible_become_user: eve\n", group_vars__all="gpuctl_vmd: 1\n"
+    )
+    assert said == [
+        "group_vars/all.yml:1: a: gpuctl_vmd: no variable of gpuctl's; did you mean 'gpuctl_vmid'?",
+        "hosts.yml:4: a: ansible_port: 'x' is no number from 1 to 65535",
+        "hosts.yml:3: a: gpuctl_serves: a server, or a list of servers, is expected, not {'a': 1}",
+        "hosts.yml:9: a: gpuctl_tmpfs: /run/m: size: '64X' is no size, as 64G",
+        "hosts.yml:10: a: gpuctl_tmpfs: /run/m: numa: 'bind'; there are interleave, bind:N, none",
+        "hosts.yml:11: a: gpuctl_tmpfs: /run/m: siz: unknown key; did you mean 'size'?",
+        "hosts.yml:12: a: gpuctl_tmpfs: /run/m: huge: True; there are never, always, within_size, advise",
+        "host_vars/b.yml:2: b: ansible_become_user: eve; gpuctl becomes root",
     ]
 
 

@@ -172,8 +172,11 @@ def test_nobody_there_to_allow_it_is_one_line_and_an_exit_code(capsys):
 @pytest.mark.parametrize(
     ("serves", "said"),
     [
-        ("tp1-atuo", "hosts.yml: ct200: gpuctl_serves: no server 'tp1-atuo'; did you mean 'tp1-auto'?"),
-        ("{a: 1}", "hosts.yml: ct200: gpuctl_serves: a server, or a list of servers, is expected, not {'a': 1}"),
+        (
+            "tp1-atuo",
+            "hosts.yml:15: ct200: gpuctl_serves: no server 'tp1-atuo' in servers.yml; did you mean 'tp1-auto'?",
+        ),
+        ("{a: 1}", "hosts.yml:15: ct200: gpuctl_serves: a server, or a list of servers, is expected, not {'a': 1}"),
     ],
 )
 def test_a_mistake_in_the_inventory_is_told_before_anything_is_asked(tmp_path, serves, said):
@@ -192,6 +195,7 @@ def test_no_such_box_is_a_mistake_and_one_that_does_not_answer_is_not_known(tmp_
     shutil.copytree(ROOT / "inventory" / "kpro6", tmp_path / "inv")
     hosts = "all:\n  hosts:\n    lost: {ansible_host: 127.0.0.1, ansible_port: 1}\n"
     (tmp_path / "inv" / "hosts.yml").write_text(hosts)
+    (tmp_path / "inv" / "phases.yml").write_text("phases: {}\n")
     done = gpuctl("restore", "-i", str(tmp_path / "inv"), "-t", "lost", "--json")
     assert done.returncode == 3
     assert json.loads(done.stdout)["boxes"][0]["state"] == "unknown"
@@ -278,6 +282,7 @@ def test_several_boxes_that_do_not_answer_are_each_told(tmp_path):
     shutil.copytree(ROOT / "inventory" / "kpro6", tmp_path / "inv")
     lost = "{ansible_host: 127.0.0.1, ansible_port: 1}"
     (tmp_path / "inv" / "hosts.yml").write_text(f"all:\n  hosts:\n    lost: {lost}\n    gone: {lost}\n")
+    (tmp_path / "inv" / "phases.yml").write_text("phases: {}\n")
     done = gpuctl("restore", "-i", str(tmp_path / "inv"), "-t", "all", "--check", "--json")
     assert done.returncode == 3
     boxes = json.loads(done.stdout)["boxes"]

@@ -568,7 +568,7 @@ def test_a_policy_that_is_no_longer_wanted_is_taken_from_what_is_mounted():
         ({"/m": 3}, "/m: has to be a mapping of size, numa, huge"),
         ({"/m": {"size": "big"}}, "size: 'big' is no size"),
         ({"/m": {"size": "0"}}, "size: '0' is no size"),
-        ({"/m": {"sizes": "1G"}}, "no sizes; there are size, numa, huge"),
+        ({"/m": {"sizes": "1G"}}, "/m: sizes: unknown key; did you mean 'size'?"),
         ({"/m": {"numa": "all"}}, "numa: 'all'; there are interleave, bind:N, none"),
         ({"/m": {"huge": "yes"}}, "huge: 'yes'; there are never, always, within_size, advise"),
     ],
