@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from gpuctl import plugins
+from gpuctl import doctor, plugins, snapshots
 
 ROOT = Path(__file__).parents[1]
 BOX = ROOT / "tests/boxes/h200/healthy.json"
@@ -113,3 +114,42 @@ def test_what_a_server_holds_is_said_in_words(tmp_path):
     from gpuctl.logs.rule import Capacity
 
     assert {*diagnose._HOLDS, *diagnose._MEMORY} == set(Capacity().as_json())
+
+
+@pytest.mark.parametrize("verb", sorted(OFFLINE))
+def test_closed_streams_are_no_fault_and_change_no_exit_code(verb, tmp_path):
+    codes = set()
+    for number, closed in enumerate(["", ">&-", ">&- 2>&- <&-"]):
+        words = [str(tmp_path / str(number)) if word == "NEW" else word for word in OFFLINE[verb]]
+        line = f"{shlex.join([sys.executable, '-m', 'gpuctl', *words])} {closed}"
+        done = subprocess.run(["sh", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+        assert "fault" not in done.stderr
+        codes.add(done.returncode)
+    assert len(codes) == 1
+
+
+def test_a_mistyped_check_is_named(gpuctl):
+    done = gpuctl("doctor", "--explain", "lxc_rule_stal")
+    assert done.returncode == 2
+    assert "did you mean 'lxc_rule_stale'?" in done.stderr
+    assert len(gpuctl("doctor", "--explain", "everything").stderr) < 500
+
+
+def test_what_cannot_be_mended_is_told_once(gpuctl, tmp_path):
+    done = gpuctl("doctor", "--fix", "--yes", "-t", "local")
+    summaries = re.findall(r"\[(?:proved|likely)[^\]]*; (\w+)\]", done.stdout)
+    assert len(summaries) == len(set(summaries))
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ("", "the driver's libraries on this machine and the kernel module are of different versions"),
+        ("\nNVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.124.06  Wed",
+         "this machine has the driver's libraries in another version than the kernel module, which is 570.124.06"),
+    ],
+)  # fmt: skip
+def test_versions_that_are_not_known_are_not_spoken_of(more, told):
+    line = "Failed to initialize NVML: Driver/library version mismatch"
+    found = doctor.diagnose(doctor.box_from(snapshots.read(line + more, "paste.txt")))
+    assert [finding.summary for finding in found.findings] == [told]

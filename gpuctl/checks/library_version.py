@@ -42,18 +42,26 @@ def check(box: Box) -> Iterator[Finding]:
         evidence.append(f"the kernel module is {module}")
     evidence += [f"{version.number}: {version.source}" for version in others[:4]]
     evidence += lines[-3:]
-    here = "the container" if access.in_container(box) else box.guest.name
-    found = others[0].number if others else "another version"
+    inside = access.in_container(box)
+    here = "the container" if inside else box.guest.name
+    there = f"{'in' if inside else 'on'} {here}"
+    if others:
+        summary = f"{here} has the driver's libraries in version {others[0].number}, the kernel module is "
+        summary += module or "of another"
+    elif module is not None:
+        summary = f"{here} has the driver's libraries in another version than the kernel module, which is {module}"
+    else:
+        summary = f"the driver's libraries {there} and the kernel module are of different versions"
     proved = told or (access.code(box) == 803 and bool(others)) or bool(lines and others)
-    version = module or "the version of /proc/driver/nvidia/version on the node"
+    version = module or "the version that /proc/driver/nvidia/version tells"
     yield Finding(
-        f"{here} has the driver's libraries in version {found}, the kernel module is {module or 'of another'}",
+        summary,
         LAYER,
         Severity.WARNING if works else Severity.CRITICAL,
         Certainty.PROVED if proved else Certainty.LIKELY,
         tuple(evidence),
         separates="" if proved else "nvidia-smi: 'Driver/library version mismatch' proves it",
-        advice=f"in {here}: install the driver's libraries of exactly {version}\n"
+        advice=f"{there}: install the driver's libraries of exactly {version}\n"
         f"  NVIDIA-Linux-x86_64-{module or 'VERSION'}.run --no-kernel-modules   (or the distribution's package, "
         "pinned)\n"
         "then restart the service. Where the libraries are the newer ones on purpose: reboot into, or load, "

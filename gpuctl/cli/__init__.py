@@ -65,8 +65,9 @@ def gpuctl(ctx: click.Context, inventory: str | None) -> None:
 
 def main(args: list[str] | None = None) -> None:
     """The program. Mistakes of the user are one line each, and never a traceback."""
-    from gpuctl.cli._console import explain
+    from gpuctl.cli._console import explain, open_streams
 
+    open_streams()
     for number in (signal.SIGTERM, signal.SIGHUP):  # whoever ends us, or the terminal that went: as Ctrl-C does
         if signal.getsignal(number) is signal.SIG_DFL:  # under nohup it stays ignored
             signal.signal(number, signal.default_int_handler)

@@ -47,8 +47,21 @@ def consent(question: str) -> None:
         raise Declined
 
 
-def colour(stream: Any = sys.stdout) -> bool:
-    """Whether colours are welcome (https://no-color.org)."""
+def open_streams() -> None:
+    """Closed standard streams (`>&-`) lead to nowhere from here on: Python has None for them, and the next file that is
+    opened would take their number, so that what is printed would be written into it."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDONLY if mode == "r" else os.O_WRONLY)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 - it stays open
+
+
+def colour(stream: Any = None) -> bool:
+    """Whether colours are welcome (https://no-color.org); the stream is stdout where none is given."""
+    stream = stream or sys.stdout
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and stream.isatty()
 
 

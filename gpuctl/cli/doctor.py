@@ -79,7 +79,9 @@ def command(
 
     if explain is not None:
         if explain not in doctor.ids():
-            raise click.BadParameter(f"no check {explain!r}; there are: {', '.join(doctor.ids())}")
+            from gpuctl.spelling import hint
+
+            raise click.BadParameter(f"no check {explain!r}; {hint(explain, doctor.ids())}")
         for line in doctor.explain(explain):
             out(line)
         return WELL

@@ -161,14 +161,17 @@ def render_healing(healing: Healing, colour: bool = False, *, width: int = 100) 
     words = {
         "well": "nothing to mend",
         "mended": "mended, as a second look shows",
-        "stuck": "not mended: what is left has no remedy, or its remedy did not help",
+        "stuck": "not mended: what is left has no remedy, or its remedy did not help"
+        if healing.steps
+        else "not mended: what is wrong has no remedy that gpuctl could apply",
         "failed": "stopped: a remedy could not be applied",
         "unknown": "cannot tell whether it is mended: CUDA's answer is missing",
     }
     good = healing.state in ("well", "mended")
     lines += list(pen.wrapped(f"{healing.after.box}: {words[healing.state]}", 0, _BOLD, _GREEN if good else _RED))
-    for finding in healing.left:
-        lines += _finding(finding, pen)
+    if healing.steps:  # else all of it was told when the box was looked at
+        for finding in healing.left:
+            lines += _finding(finding, pen)
     return lines
 
 

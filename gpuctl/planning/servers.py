@@ -221,7 +221,7 @@ def question_of(
         )
     if not seen:
         if engine.__name__.rpartition(".")[2] != "llamacpp":
-            return None, f"{known.machine} has no GPU that {server.engine} could see"
+            return None, f"there is no GPU on {known.machine} that {server.engine} could see"
         gpu = Gpu(int(memory.get("MemTotal") or 0), int(memory["MemAvailable"]) if "MemAvailable" in memory else None,
                   "the machine's memory")  # fmt: skip
     else:
