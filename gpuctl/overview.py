@@ -151,7 +151,7 @@ def as_text(boxes: Sequence[Glance], campaigns: Sequence[Campaign]) -> str:
         columns = [[box.name], *([[box.why], [], [], []] if box.why else _columns(box))]
         rows += list(itertools.zip_longest(*columns, fillvalue=""))
     unreachable = {box.name for box in boxes if box.why}
-    wide = [max((len(row[n]) for row in rows if row[0] not in unreachable), default=0) for n in range(4)]
+    wide = [max(len(row[n]) for row in rows if n == 0 or row[0] not in unreachable) for n in range(4)]
     lines = []
     for row in rows:
         if row[0] in unreachable:

@@ -82,6 +82,12 @@ def test_boxes_campaigns_and_what_needs_attention(golden):
     golden("status.txt", overview.as_text(boxes, campaigns))
 
 
+def test_a_long_name_of_a_box_that_is_not_there_keeps_the_columns():
+    boxes = [Glance("a-box-with-a-very-long-name", why="refused"), overview.glance("b", well(gpus=[]), MODELS, ())]
+    head, gone, here, *_ = overview.as_text(boxes, []).splitlines()
+    assert head.index("UP SINCE") == gone.index("not reachable") == here.index("2026")
+
+
 def test_a_guest_that_only_its_node_reaches_needs_attention():
     box = overview.glance("ct200", well(gpus=[], sshd="ct200: root@ct200:22: No route to host"), MODELS, ())
     assert list(overview.attention_of([box])) == [

@@ -38,6 +38,9 @@ def command(inventory: str, targets: tuple[str, ...], file: Path | None, svg: Pa
         for why in missing:
             say(f"gpuctl: {why}")
         source = None if box is None else box.node if box.node.present else box.guest
+        if source is None and missing:
+            code = UNKNOWN
+            continue
         try:
             if source is None:
                 raise Unknown("it did not answer")
