@@ -92,7 +92,7 @@ def test_all_mistakes_of_all_files_at_once(tmp_path):
         ({"phases": "phases:\n  demo:\n    servers: [plain]\n    baseline: other\n    workloads: []\n"}, "phases.yml:4: phases.demo.baseline: 'other' is not one of the phase's servers"),
         ({"phases": "phases:\n  demo:\n    servers: [plain]\n    workloads:\n      - context: {tokens: [1]}\n"}, "phases.yml:5: phases.demo.workloads.0.context.tokens.0: 1 is not from 64 to 10,000,000"),
         ({"phases": "phases:\n  demo:\n    servers: [plain]\n    workloads:\n      - decode: {prompts: [fob]}\n"}, "phases.yml:5: phases.demo.workloads.0.decode.prompts.0: no prompt 'fob'; did you mean 'fib'?"),
-        ({"models": "tiny: [\n"}, "models.yml:2: expected the node content, but found '<stream end>'"),
+        ({"models": "tiny: [\n"}, "models.yml:1: a `[` opens here and is not closed"),
         ({"models": "- a\n"}, "models.yml:1: a mapping of names is expected, not a list"),
     ],
 )  # fmt: skip
@@ -113,7 +113,7 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path, files, line):
         # a mistake draws no others behind it
         ({"models": "tiny:\n  path: a.gguf\n  stage: maybe\n"}, "models.yml:3: tiny.stage: true or false is expected, not text 'maybe'"),
         ({"models": "tiny: {path: ''}\n"}, "models.yml:1: tiny.path: it is empty"),
-        ({"models": "tiny: [\n"}, "models.yml:2: expected the node content, but found '<stream end>'"),
+        ({"models": "tiny: [\n"}, "models.yml:1: a `[` opens here and is not closed"),
         ({"servers": "servers:\n\tplain: {}\n"}, "servers.yml:2: a tab where blanks are needed: YAML is indented by blanks"),
         ({"servers": "servers:\n  plain:\n    use: bas\n"}, "servers.yml:3: servers.plain.use: no defaults 'bas'; there are none"),
         ({"servers": "servers:\n  plain: {engine: llamacpp, model: tiny, port: 99999}\n"},

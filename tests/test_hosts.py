@@ -132,8 +132,11 @@ def test_variables_beside_the_inventory_win_over_it_group_by_group(tmp_path):
             "all: {hosts: {a: {gpuctl_servs: x}}}\n",
             "hosts.yml:1: a: gpuctl_servs: no variable of gpuctl's; did you mean 'gpuctl_serves'?",
         ),
-        ("all: [\n", "hosts.yml:2: "),
-        ("all: {hosts: {a: !!python/object:os.system {}}}\n", "hosts.yml:1: could not determine a constructor"),
+        ("all: [\n", "hosts.yml:1: a `[` opens here and is not closed"),
+        (
+            "all: {hosts: {a: !!python/object:os.system {}}}\n",
+            "hosts.yml:1: the tag `!python/object:os.system` is not known",
+        ),
     ],
 )
 def test_a_mistake_is_told_with_its_place(tmp_path, text, said):
