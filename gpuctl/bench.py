@@ -35,7 +35,7 @@ from gpuctl.serving import StartFailed, Tell, Up, bearer, bring_up, key_of, take
 from gpuctl.staging import StagingError
 from gpuctl.store import Run, now
 from gpuctl.supervision import Processes, SupervisionError, Supervisor, Units, UnitState
-from gpuctl.surveying import Target, ask_survey, fingerprint, launch_of, target_of
+from gpuctl.surveying import Target, ask_survey, fingerprint, launch_of, missing_programs, target_of
 from gpuctl.transport import Refused, TransportError
 
 
@@ -63,6 +63,7 @@ class Outcome:
     kept: list[Record] = field(default_factory=list)  # measured before, still true
     failed: list[Record] = field(default_factory=list)  # now or before
     pending: list[tuple[Cell, str]] = field(default_factory=list)  # with --check: what would be measured, and why
+    missing: dict[str, str] = field(default_factory=dict)  # with --check: server -> its program that is not there
 
 
 TRIES = 3  # of a cell that something outside of it broke off: once, and twice again
@@ -167,6 +168,7 @@ class _Bench:
         self.guards.begin(check=True)
         self.survey = ask_survey(self.target, self.launches, self.inventory)
         self._todos()
+        self.outcome.missing.update(missing_programs(self.launches, self.survey))
         return self.outcome
 
     def measure(self) -> Outcome:

@@ -142,6 +142,18 @@ def _program(launch: Launch, engine: ModuleType) -> dict[str, Any] | None:
     return {"words": list(words), "path": path, "packages": sorted(engine.VERSIONS)} if words else None
 
 
+def missing_programs(launches: Mapping[str, Launch], survey: Mapping[str, Any]) -> dict[str, str]:
+    """Why servers cannot be started where they shall run, by server: "nosuchprog: not found"."""
+    found = {}
+    for name, launch in launches.items():
+        engine = plugins.get("engines", launch.server.engine)
+        for place in (survey, *(survey["others"][other] for other in launch.server.nodes[1:])):
+            said = str(_versions(launch, engine, place).get("error", ""))
+            if said.endswith(": not found") and not launch.server.url:
+                found[name] = said
+    return found
+
+
 def fingerprint(cell: Cell, launch: Launch, engine: ModuleType, survey: Mapping[str, Any]) -> dict[str, Any]:
     """Everything that can change the number of a cell, as far as the machine tells."""
     others = {name: _of_machine(launch, engine, survey["others"][name]) for name in launch.server.nodes[1:]}

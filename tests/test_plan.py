@@ -340,6 +340,38 @@ def test_the_embedded_default_is_planned_before_its_model_is_written(call):
     assert "its own --help" in found["servers"][0]["flags_checked_against"]
 
 
+@pytest.mark.parametrize("program", ["nosuchprog", "/opt/nowhere/llama-server"])
+def test_a_program_that_the_machine_does_not_have_is_said_and_nothing_is_done_about_time(call, tmp_path, program):
+    folder = tmp_path / "local"
+    shutil.copytree(ROOT / "inventory/local", folder)
+    servers = (folder / "servers.yml").read_text()
+    words = '["{python}", -m, gpuctl.agent.llama_server]'
+    assert words in servers
+    (folder / "servers.yml").write_text(servers.replace(words, f"[{program}]"))
+    code, out, _ = call("plan", "plain", "-i", folder)
+    assert code == 1
+    assert "plain: one token a step: CANNOT" in out
+    assert f"The server cannot be started there: {program}: not found" in out
+    assert "  time " not in out
+    code, out, _ = call("plan", "demo", "-i", folder, "--json")
+    found = told(out)
+    assert (code, found["verdict"]) == (1, "impossible")
+    assert {server["memory"]["cause"] for server in found["servers"]} == {"program-missing"}
+    assert {cell["outcome"] for server in found["servers"] for cell in server["cells"]} == {"impossible"}
+    code, out, _ = call("bench", "demo", "-i", folder, "--check")
+    assert code == 1
+    assert f"  plain cannot be started there: {program}: not found" in out
+    code, out, _ = call("bench", "demo", "-i", folder, "--check", "--json")
+    assert (code, told(out)["verdict"], list(told(out)["missing"])) == (1, "impossible", ["plain", "ngram"])
+
+
+def test_a_server_that_cannot_work_has_no_time(call, inventory):
+    folder = inventory("servers.yml", ("{{ 4 if tp == 1 else 8 }}", "8"))
+    _, out, _ = call("plan", "tp1-linear", "-i", folder, "--offline")
+    assert "CANNOT" in out
+    assert "nothing is left to do" not in out
+
+
 # What a machine tells, with the double of three releases installed
 
 

@@ -1,7 +1,8 @@
 """What a memory plan is made from, raw: the GPUs' memory, model configurations, the text of installed engines, space.
 
 Job (JSON on stdin): {"models": [path...], "engines": [{"python": executable, "package": name, "files": [path in it...],
-"flags": [pattern in it...], "program": [word...]}...], "help": {key: [[word...]...]}, "space": [path...]}
+"flags": [pattern in it...], "program": [word...], "path": its PATH or null}...], "help": {key: [[word...]...]},
+"space": [path...]}
 Answer (one JSON line): {"gpus": [...], "memory": {...}, "models": {path: {...}}, "engines": [{...}...],
 "help": {key: text}, "space": {path: {...}}}
 
@@ -15,6 +16,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -220,7 +222,9 @@ print(json.dumps([spec.submodule_search_locations[0], version]))
 
 def engine(asked):
     """Where a package lies, the text of the files asked for, and the digest of those that define its flags."""
-    found = {"python": asked.get("python"), "program": asked.get("program")}
+    found = {"python": asked.get("python"), "program": asked.get("program"), "path": asked.get("path")}
+    if asked.get("program"):
+        found["missing"] = missing(asked["program"][0], asked.get("path"))
     try:
         if asked.get("package"):
             status, out, err = run([os.path.expanduser(asked["python"]), "-c", _ASK, asked["package"]], 60)
@@ -247,6 +251,22 @@ def engine(asked):
     except (OSError, ValueError, subprocess.SubprocessError, IndexError) as error:
         found["error"] = str(error)
     return found
+
+
+def missing(program, path):
+    """Whether a program is not there for a server with that PATH; None where it cannot be seen."""
+    place = os.path.expanduser(program)
+    if "/" not in place:
+        return shutil.which(place, path=path) is None
+    if not os.path.isabs(place):
+        return None  # seen from the folder that the server runs in
+    try:
+        os.stat(place)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return None
+    return False
 
 
 def which(program):

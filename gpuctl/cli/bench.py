@@ -87,7 +87,7 @@ def command(
     if check:
         outcome = verb.bench(known, phase, machine, run, console.tell, chosen)
         _show_check(outcome, as_json)
-        return WELL
+        return FINDINGS if outcome.missing else WELL
     with run:
         try:
             outcome = verb.bench(known, phase, machine, run, console.tell, chosen)
@@ -258,7 +258,8 @@ def _show_check(outcome: Outcome, as_json: bool) -> None:
         document(
             {
                 "schema": "gpuctl.bench-check/1",
-                "verdict": "pending" if outcome.pending else "complete",
+                "verdict": "impossible" if outcome.missing else "pending" if outcome.pending else "complete",
+                "missing": outcome.missing,
                 "pending": [{"cell": str(cell.id), "why": why} for cell, why in outcome.pending],
                 "kept": [str(record.cell) for record in outcome.kept],
                 "failed": [str(record.cell) for record in outcome.failed],
@@ -267,6 +268,8 @@ def _show_check(outcome: Outcome, as_json: bool) -> None:
         return
     for cell, why in outcome.pending:
         out(f"  would measure {cell.id.server}/{cell.id.workload}/{cell.id.point} ({why})")
+    for server, why in outcome.missing.items():
+        out(f"  {server} cannot be started there: {why}")
     out(f"{len(outcome.pending)} to measure, {len(outcome.kept)} kept, {len(outcome.failed)} failed before")
 
 

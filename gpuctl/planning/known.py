@@ -19,7 +19,7 @@ from typing import Any
 
 from gpuctl import plugins
 from gpuctl.config import Inventory
-from gpuctl.engines import Launch, program
+from gpuctl.engines import Launch, environment, program
 from gpuctl.store import StoreError, now, write
 from gpuctl.transport import Transport, TransportError, agent
 
@@ -58,12 +58,17 @@ class Known:
         """What is installed where that server runs; {} where it is not known."""
         wanted = _asking(launch, engine)
         for found in self.answer.get("engines") or ():
-            if wanted is not None and all(found.get(key) == wanted.get(key) for key in ("python", "program")):
+            if wanted is not None and all(found.get(key) == wanted.get(key) for key in ("python", "program", "path")):
                 return dict(found)
         return {}
 
     def help_of(self, launch: Launch, engine: ModuleType) -> str:
         return self.help.get(str(self.engine(launch, engine).get("digest")), "")
+
+    def missing(self, launch: Launch, engine: ModuleType) -> str:
+        """The program that a server cannot be started without, where the machine said now that it is not there."""
+        gone = self.asked and not launch.server.url and self.engine(launch, engine).get("missing")
+        return words_of(launch, engine)[0] if gone else ""
 
 
 # What is asked
@@ -89,11 +94,12 @@ def _asking(launch: Launch, engine: ModuleType) -> dict[str, Any] | None:
     words = words_of(launch, engine)
     if not words:
         return None
+    path = environment(engine, launch).get("PATH")
     if engine.PACKAGE is None:
-        return {"python": None, "program": list(words)}
+        return {"python": None, "program": list(words), "path": path}
     first = Path(words[0])
     python = words[0] if "python" in first.name else str(first.with_name("python3")) if first.parent.name else "python3"
-    return {"python": python, "program": list(words), "package": engine.PACKAGE,
+    return {"python": python, "program": list(words), "path": path, "package": engine.PACKAGE,
             "files": list(engine.SOURCES), "flags": list(engine.FLAGS)}  # fmt: skip
 
 

@@ -372,6 +372,13 @@ def plan_server(
         plan = Plan(launch.server.engine, "", Verdict.UNKNOWN, f"{what}: nothing is known of its memory")
         return ServerPlan(launch.name, title, (), 0, None, plan, _unplanned(cells, plan, history))
     argv = tuple(engine.argv(launch))
+    if gone := known.missing(launch, engine):
+        plan = Plan(
+            launch.server.engine, "", Verdict.IMPOSSIBLE, f"The server cannot be started there: {gone}: not found",
+            "program-missing", change=Change("", "install it there, or correct `program:` in servers.yml"), requests=0,
+        )  # fmt: skip
+        return ServerPlan(launch.name, title, argv, ranks(argv), None, plan,
+                          _unplanned(cells, plan, history, "impossible"))  # fmt: skip
     wanted = max([requests or 1, *(cell.point.concurrency for cell in cells)])
     question, why = question_of(
         launch, engine, inventory, known, requests=requests or wanted, contexts=contexts, as_is=as_is, version=version
@@ -399,9 +406,9 @@ def plan_server(
     )  # fmt: skip
 
 
-def _unplanned(cells: Iterable[Cell], plan: Plan, history: History) -> tuple[CellPlan, ...]:
+def _unplanned(cells: Iterable[Cell], plan: Plan, history: History, outcome: str = "unknown") -> tuple[CellPlan, ...]:
     return tuple(
-        CellPlan(cell.id, prompt_tokens(cell), cell.point.max_tokens, cell.point.concurrency, "unknown", plan.summary,
+        CellPlan(cell.id, prompt_tokens(cell), cell.point.max_tokens, cell.point.concurrency, outcome, plan.summary,
                  None, *_earlier(cell, history), *_pending(cell, history))
         for cell in cells
     )  # fmt: skip

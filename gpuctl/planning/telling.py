@@ -177,6 +177,9 @@ def _cells(told: PhaseTold) -> Iterator[str]:
 
 
 def _time(servers: Sequence[ServerPlan]) -> Iterator[str]:
+    servers = [server for server in servers if server.verdict is not Verdict.IMPOSSIBLE]
+    if not servers:
+        return  # what cannot be started takes no time, and is not done either
     known = [server for server in servers if server.seconds is not None]
     if not known:
         if servers:
