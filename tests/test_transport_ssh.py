@@ -11,6 +11,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import paramiko
 import pytest
 from sshd import NO_BASHRC, Sshd, free_port, make_key
 
@@ -454,6 +455,19 @@ def test_a_port_where_something_else_answers():
         port = listening.getsockname()[1]
         line = refusal(Unreachable, Ssh("box", "127.0.0.1", port=port, config="/dev/null", connect_timeout=2))
     assert "no SSH server spoke" in line
+
+
+@pytest.mark.parametrize("first", ["the key exchange", "the version"])
+def test_a_port_that_accepts_and_stays_silent(monkeypatch, first):
+    wait = 1.0 if first == "the key exchange" else 30.0  # paramiko waits for both, and tells of what ended first
+    original = paramiko.Transport.start_client
+    monkeypatch.setattr(paramiko.Transport, "start_client", lambda self, timeout: original(self, timeout=wait))
+    seconds = 30 if first == "the key exchange" else 1
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        silent = Ssh("box", "127.0.0.1", port=port, config="/dev/null", connect_timeout=seconds)
+        with ends_within(20):
+            assert refusal(Unreachable, silent).endswith("the machine answered, but no SSH server spoke")
 
 
 def test_a_machine_that_falls_silent_in_the_middle_is_noticed(server, monkeypatch):

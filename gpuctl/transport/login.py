@@ -53,17 +53,18 @@ def connect(hop: Hop, through: Any | None, timeout: float) -> Any:
             options["sock"] = _Piped.to(hop.proxy_command, timeout)
         connection.open()
     except BaseException as error:
+        spoke = bool(getattr(connection.client.get_transport(), "remote_version", ""))  # the server said its version
         # Without this the thread of a half-open connection lives on.
         with contextlib.suppress(Exception):
             connection.client.close()
         if isinstance(error, paramiko.SSHException | OSError | EOFError):
-            raise _told(hop, through, error) from None
+            raise _told(hop, through, error, spoke=spoke) from None
         raise
     return connection
 
 
-def _told(hop: Hop, through: Any | None, error: Exception) -> Unreachable | Refused:
-    """The error in words, as what it means for trying again."""
+def _told(hop: Hop, through: Any | None, error: Exception, *, spoke: bool) -> Unreachable | Refused:
+    """The error in words, as what it means for trying again. `spoke`: an SSH server said its version before."""
     import paramiko
 
     if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
@@ -76,11 +77,13 @@ def _told(hop: Hop, through: Any | None, error: Exception) -> Unreachable | Refu
         return Refused(f"{hop}: no common way to talk SSH: {error}")
     if isinstance(error, socket.gaierror):
         return Unreachable(f"{hop}: the name {hop.host} cannot be resolved ({error.strerror})")
-    if isinstance(error, TimeoutError):
+    # paramiko gives up waiting for the key exchange: at the same moment as for the version, where nothing was said
+    unfinished = str(error).startswith("No existing session")
+    if isinstance(error, TimeoutError) or (unfinished and spoke):
         return Unreachable(f"{hop}: no answer in time")
     if isinstance(error, OSError):
         return Unreachable(f"{hop}: {error.strerror or error}")
-    if isinstance(error, EOFError) or re.search("banner|protocol version", str(error)):
+    if isinstance(error, EOFError) or unfinished or re.search("banner|protocol version", str(error)):
         what = "the proxy command" if hop.proxy_command else "the machine"
         return Unreachable(f"{hop}: {what} answered, but no SSH server spoke")
     return Unreachable(f"{hop}: {str(error).strip().rstrip('.') or type(error).__name__}")
