@@ -156,6 +156,11 @@ def size(count: float) -> str:
     return f"{count / MIB:.1f} MiB" if abs(count) >= MIB else f"{count / 1024:.1f} KiB"
 
 
+def at_once(count: int) -> str:
+    """Requests that run together, for people: "1 request at once", "1,024 requests at once"."""
+    return f"{count:,} request{'' if count == 1 else 's'} at once"
+
+
 def fits(plan_requests: int, tokens: int, contexts: Sequence[int], window: int | None, states: int | None = None,
          page: int = 1) -> tuple[Fit, ...]:  # fmt: skip
     """For each length how many requests run at once: bounded by slots, by the KV cache, and by the window."""

@@ -237,7 +237,7 @@ def test_a_change_gives_what_is_asked_if_one_flag_can() -> None:
 def test_a_server_with_fewer_requests_than_the_cells_want_is_limited() -> None:
     found = campaign(8, "0.5.16", requests=8)
     assert (found.verdict, found.limit) == (Verdict.LIMITED, "states")
-    assert "runs 1 requests at once of 8 wanted" in found.summary
+    assert "runs 1 request at once of 8 wanted" in found.summary
 
 
 def test_how_many_requests_of_a_length_fit() -> None:

@@ -113,6 +113,25 @@ def test_a_prompt_beyond_the_window_is_foreseen_as_a_400(call, inventory):
     assert "context/32700: refused: 32700 + 256 tokens exceed the window of 32768: HTTP 400" in out
 
 
+@pytest.mark.parametrize("engine", ["sglang", "vllm", "llamacpp"])
+def test_one_request_is_not_several(call, inventory, engine):
+    flag = {"sglang": "max-running-requests: 1", "vllm": "max-num-seqs: 1", "llamacpp": "parallel: 1"}[engine]
+    text = OTHERS[engine].replace("max-num-seqs: 8, ", "") % flag
+    folder = served(inventory("servers.yml"), text)
+    for more in ((), ("--requests", 8)):
+        _, out, _ = call("plan", "mine", "-i", folder, "--offline", *more)
+        assert "1 request" in out
+        assert " 1 requests" not in out
+        assert " 1 slots" not in out
+
+
+def test_the_command_of_the_readme_shows_both_what_fits_and_what_does_not(call):
+    words = next(line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("gpuctl plan "))
+    assert "what fits and why the rest does not" in words
+    code, out, _ = call(*words.partition("   ")[0].split()[1:])
+    assert (code, " fits " in out, "CANNOT" in out) == (1, True, True)
+
+
 def test_more_requests_than_a_server_runs_are_foreseen_as_limited_and_are_no_failure(call, inventory):
     folder = inventory("phases.yml", ("concurrency: [1, 2, 4, 8], prompts", "concurrency: [1, 12], prompts"))
     code, out, _ = call("plan", "tp4", "-i", folder, "--offline", "--json")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from gpuctl.memory import Term, Verdict, size
+from gpuctl.memory import Term, Verdict, at_once, size
 from gpuctl.planning.servers import ServerPlan, Space
 
 # Letter, colour and words of each part of the memory, in the order in which they are drawn.
@@ -256,7 +256,7 @@ def of_server(
     if plan.state_slots is not None:
         numbers.append(f"{plan.state_slots:,} state slots")
     if plan.requests is not None and plan.verdict is not Verdict.IMPOSSIBLE:
-        numbers.append(f"{plan.requests} request{'s' if plan.requests != 1 else ''} at once")
+        numbers.append(at_once(plan.requests))
     if plan.context is not None:
         numbers.append(f"a window of {plan.context:,} tokens")
     if numbers:

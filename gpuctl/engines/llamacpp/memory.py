@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from gpuctl.facts.model import ModelFacts
 from gpuctl.finding import Finding, Severity
 from gpuctl.flags import Arguments, Number, arguments, wrong
-from gpuctl.memory import Change, Fit, Plan, Question, Term, Verdict, size
+from gpuctl.memory import Change, Fit, Plan, Question, Term, Verdict, at_once, size
 
 GIB, MIB = 1 << 30, 1 << 20
 BATCH = 2048  # --batch-size without the flag
@@ -115,6 +115,10 @@ def evaluate(question: Question, chosen: Settings) -> Outcome:
     return Outcome(chosen, weights, drafter, kv, states, compute, left, "buffer-allocation-failed" if left < 0 else "")
 
 
+def _slots(chosen: Settings) -> str:
+    return f"{chosen.slots} slot{'' if chosen.slots == 1 else 's'}"
+
+
 def _bytes(model: ModelFacts) -> int:
     return model.stored_bytes or model.computed_bytes()
 
@@ -156,11 +160,11 @@ def plan(question: Question) -> Plan:
         summary = f"Requests of {short[0].context} tokens exceed a slot's window of {chosen.window}: they are refused"
     elif chosen.slots < question.requests or short:
         verdict = Verdict.LIMITED
-        summary = f"It runs {chosen.slots} requests at once of {question.requests} wanted (--parallel)"
+        summary = f"It runs {at_once(chosen.slots)} of {question.requests} wanted (--parallel)"
     else:
         verdict = Verdict.FITS
-        how = f"{chosen.slots} slots of {chosen.window:,} tokens" if not chosen.unified else (
-            f"{chosen.slots} slots that share {chosen.context:,} tokens")  # fmt: skip
+        how = f"{_slots(chosen)} of {chosen.window:,} tokens" if not chosen.unified or chosen.slots == 1 else (
+            f"{_slots(chosen)} that share {chosen.context:,} tokens")  # fmt: skip
         summary = f"{how}, {size(needed)} in {where}"
     if refused is None and verdict is not Verdict.FITS:
         change = _change(question, outcome)
@@ -205,9 +209,9 @@ def _terms(question: Question, outcome: Outcome) -> Iterator[Term]:
     if outcome.drafter:
         yield Term("drafter", "drafter", outcome.drafter)
     if outcome.states:
-        yield Term("states", "recurrent states", outcome.states, f"{chosen.slots} slots")
+        yield Term("states", "recurrent states", outcome.states, _slots(chosen))
     yield Term("kv", "KV cache", outcome.kv, f"{chosen.context:,} tokens" +
-               ("" if chosen.unified else f" in {chosen.slots} slots of {chosen.window:,}"))  # fmt: skip
+               ("" if chosen.unified else f" in {_slots(chosen)} of {chosen.window:,}"))  # fmt: skip
     yield Term("activations", "compute buffers (estimate)", outcome.compute, f"{chosen.micro} tokens a step")
     yield Term("free", "left", outcome.left)
 
@@ -243,7 +247,7 @@ def _change(question: Question, outcome: Outcome) -> Change | None:
             continue
         if longest > changed.window or (question.requests > changed.slots and not outcome.cause):
             continue
-        return Change(flag, to, was, f"{changed.slots} slots of {changed.window:,} tokens", cost)
+        return Change(flag, to, was, f"{_slots(changed)} of {changed.window:,} tokens", cost)
     return None
 
 

@@ -12,6 +12,7 @@ import re
 from gpuctl.engines.sglang import shortage
 from gpuctl.finding import Certainty, Finding, Layer
 from gpuctl.logs.rule import Engine, Hit, Stage, Story, fact, gib, rule, warning
+from gpuctl.memory import at_once
 
 STAGES = (
     Stage("arguments", "server_args=ServerArgs(", "flags accepted"),
@@ -173,7 +174,7 @@ def _capped(hit: Hit, story: Story) -> Finding:
     asked = hit["asked"] or f"{story.number('max_running_requests') or 0:g}"
     return hit.rule.say(
         hit,
-        summary=f"The server runs {hit['got']} requests at once, {asked} were asked for: memory for no more",
+        summary=f"The server runs {at_once(int(hit['got']))}, {asked} were asked for: memory for no more",
         advice="Measurements above that concurrency are queueing, not serving. More: a higher "
         "--mamba-full-memory-ratio (hybrid models) or --mem-fraction-static, --mamba-ssm-dtype bfloat16, fewer draft "
         "tokens, more GPUs.",

@@ -26,7 +26,7 @@ from gpuctl.engines.sglang.settings import Settings, settings
 from gpuctl.facts.model import ModelFacts
 from gpuctl.finding import Finding, Severity
 from gpuctl.flags import arguments
-from gpuctl.memory import Change, Fit, Plan, Question, Term, Verdict, fits, size
+from gpuctl.memory import Change, Fit, Plan, Question, Term, Verdict, at_once, fits, size
 
 DRIVER = 620  # MiB that the driver keeps of what it calls the total (615 on an H200, about 630 on an RTX PRO 6000)
 CONTEXT = 0.605  # GiB that the CUDA context takes before SGLang measures what is free
@@ -322,8 +322,7 @@ def _limited(question: Question, outcome: Outcome, runs: int, short: list[Fit], 
         return f"Requests of {beyond[0].context} tokens exceed the window of {outcome.chosen.context}: they are refused"
     if runs < question.requests:
         return (
-            f"It starts, and runs {runs} requests at once of {question.requests} wanted: the limit is "
-            f"{names.get(limit, limit)}"
+            f"It starts, and runs {at_once(runs)} of {question.requests} wanted: the limit is {names.get(limit, limit)}"
         )
     worst = min(short, key=lambda fit: fit.requests)
     return f"It starts; of {worst.context}-token requests {worst.requests} fit at once, {question.requests} are wanted"
@@ -331,7 +330,7 @@ def _limited(question: Question, outcome: Outcome, runs: int, short: list[Fit], 
 
 def _well(outcome: Outcome, runs: int) -> str:
     slots = f", {outcome.pools.slots:,} recurrent-state slots" if outcome.pools.slots is not None else ""
-    return f"{outcome.pools.tokens:,} tokens of KV cache{slots}, {runs:,} requests at once"
+    return f"{outcome.pools.tokens:,} tokens of KV cache{slots}, {at_once(runs)}"
 
 
 def _slot(question: Question, chosen: Settings) -> int:
@@ -404,7 +403,7 @@ def _change(question: Question, outcome: Outcome, rules: Rules) -> Change | None
                 ),
             ]
         )
-        gives = f"{tried.pools.requests} requests at once, {tried.pools.tokens:,} tokens of KV cache"
+        gives = f"{at_once(tried.pools.requests)}, {tried.pools.tokens:,} tokens of KV cache"
         change = Change(flag, to, was, gives, cost)
         if runs >= question.requests:
             return change

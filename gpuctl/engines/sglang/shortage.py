@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from gpuctl.finding import Certainty, Finding
 from gpuctl.logs.rule import GIB, Hit, Story, shortage, size
+from gpuctl.memory import at_once
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def _starved(hit: Hit, story: Story, slots: int, ratio: int | None) -> Finding:
             evidence.append(f"one state takes {size(state)} (from the sizes in 'Mamba Cache is allocated')")
         fewer = fits_with(story, slots, ratio or 3, state)
         advice.append(
-            f"--max-running-requests {fewer[0]} (leaves about {fewer[1]} slots, {fewer[2]} requests at once)"
+            f"--max-running-requests {fewer[0]} (leaves about {fewer[1]} slots, {at_once(fewer[2])})"
             if fewer
             else f"lower --max-running-requests from {asked}"
         )

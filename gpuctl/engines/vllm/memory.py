@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from gpuctl.facts.model import ModelFacts, divide
 from gpuctl.finding import Certainty, Finding, Severity
 from gpuctl.flags import Arguments, Number, arguments, wrong
-from gpuctl.memory import Change, Fit, Plan, Question, Term, Verdict, size
+from gpuctl.memory import Change, Fit, Plan, Question, Term, Verdict, at_once, size
 
 GIB, MIB = 1 << 30, 1 << 20
 DRIVER = 620  # MiB that the driver keeps of what it calls the total
@@ -285,8 +285,8 @@ def _plan(question: Question, outcome: Outcome, found: tuple[Finding, ...], note
     else:
         verdict = Verdict.FITS
         summary = (
-            f"{_tokens(outcome):,} tokens in {pool.blocks:,} blocks of {pool.block_tokens}; {outcome.requests} "
-            f"requests of the whole window at once, {chosen.seqs} at most"
+            f"{_tokens(outcome):,} tokens in {pool.blocks:,} blocks of {pool.block_tokens}; {_whole(outcome)}, "
+            f"{chosen.seqs} at most"
         )
     if refused is None and verdict is not Verdict.FITS:
         change = _change(question, outcome)
@@ -309,6 +309,10 @@ def _plan(question: Question, outcome: Outcome, found: tuple[Finding, ...], note
         findings=found,
         notes=(*question.target.notes, *notes, "what a step and CUDA graphs take under vLLM is an estimate"),
     )
+
+
+def _whole(outcome: Outcome) -> str:
+    return at_once(outcome.requests).replace(" at once", " of the whole window at once")
 
 
 def _tokens(outcome: Outcome) -> int:
@@ -359,7 +363,7 @@ def _limited(outcome: Outcome, question: Question, short: list[Fit]) -> str:
     if beyond:
         return f"Requests of {beyond[0].context} tokens exceed the window of {outcome.chosen.window}: they are refused"
     if outcome.chosen.seqs < question.requests:
-        return f"It runs {outcome.chosen.seqs} requests at once of {question.requests} wanted (--max-num-seqs)"
+        return f"It runs {at_once(outcome.chosen.seqs)} of {question.requests} wanted (--max-num-seqs)"
     worst = min(short, key=lambda fit: fit.requests)
     return f"It starts; of {worst.context}-token requests {worst.requests} fit at once, {question.requests} are wanted"
 
@@ -394,7 +398,7 @@ def _change(question: Question, outcome: Outcome) -> Change | None:
         if tried.cause:
             continue
         runs = min([changed.seqs, *(fitting(tried, tokens).requests for tokens in question.contexts)])
-        gives = f"{tried.requests} requests of the whole window at once, {_tokens(tried):,} tokens of KV cache"
+        gives = f"{_whole(tried)}, {_tokens(tried):,} tokens of KV cache"
         change = Change(flag, to, was, gives, cost)
         if runs >= question.requests:
             return change
