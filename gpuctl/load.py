@@ -301,18 +301,20 @@ def table(document: Mapping[str, Any]) -> str:
         out += [f"{label:<28}" + "".join(f"{metrics[name]:>12.2f}" for name in names) for label, names in shown]
         out.append("")
     for label, name in _LINES:
-        if name in metrics:
+        if name in metrics and (good or name != "load_kept"):
             unit = METRICS[name].unit
             number = f"{metrics[name]:.1%}" if name == "load_kept" else f"{metrics[name]:,.2f}"
             source = f"(from {sources[name]})" if name in sources else ""
             words = (number.rjust(12), "" if unit == "tokens" else unit, source)
             out.append(f"{label:<28}" + " ".join(word for word in words if word))
-    reasons = ", ".join(f"{name} {count}" for name, count in document["finish_reasons"].items())
+    reasons = ", ".join(
+        f"{'not said' if name == 'None' else name} {count}" for name, count in document["finish_reasons"].items()
+    )
     for label, text in (("tokens counted by", sources.get("tokens", "")), ("answers ended by", reasons)):
         if text:
             out.append(f"{label:<28}  {text.replace('_', ' ')}")
     lag = document["generator"].get("lag_ms")
-    if lag:
+    if lag and good:
         out.append(
             f"{'generator':<28}  lag {lag['p50']:.3f} ms p50, {lag['p99']:.3f} p99, {lag['max']:.3f} max;"
             f" ceiling {document['generator'].get('ceiling_reads_s') or 0:,} reads/s"
@@ -320,4 +322,7 @@ def table(document: Mapping[str, Any]) -> str:
     out += [f"note: {note}" for note in document["notes"]]
     for failure in document["failures"]:
         out.append(f"failed: {failure['requests']} x {failure['kind']}: {failure['message']}")
+        if failure["kind"] == "http_error" and str(failure["message"]).startswith("HTTP 404"):
+            path = endpoint(document["url"], document["api"])[3]
+            out.append(f"  there is no {path} at that address: is it the server's?")
     return "\n".join(out) + "\n"

@@ -162,3 +162,15 @@ def test_the_table_as_it_is_printed(golden):
 def test_the_table_of_an_open_loop_in_which_all_failed(golden):
     nothing = {"metrics": {}, "sources": {}, "notes": [], "finish_reasons": {}, "generator": {}, "failed": 32}
     golden("load-failed.txt", table({**DOCUMENT, **nothing, "rate": 2.5, "concurrency": None, "model": None}))
+
+
+def test_an_address_where_the_server_has_no_such_path_is_said():
+    failure = {"requests": 2, "kind": "http_error", "message": "HTTP 404: {}"}
+    text = table({**DOCUMENT, "url": "http://127.0.0.1:1/x", "api": "chat", "failures": [failure]})
+    assert "there is no /x/v1/chat/completions at that address: is it the server's?" in text
+
+
+def test_why_answers_ended_is_not_made_up():
+    assert "answers ended by              length 3, not said 2" in table(
+        {**DOCUMENT, "finish_reasons": {"length": 3, "None": 2}}
+    )

@@ -351,6 +351,11 @@ def test_a_page_instead_of_a_stream():
     }
 
 
+def test_a_stream_without_anything_in_it():
+    row, _ = run(lambda request: plain("200 OK", b"", "text/event-stream"))
+    assert row["error"] == {"kind": "bad_response", "message": "an event stream without an event"}
+
+
 def test_an_answer_in_one_piece_has_no_time_to_first_token():
     body = json.dumps({"choices": [{"text": "a"}], "usage": usage(1)}).encode()
     row, _ = run(lambda request: plain("200 OK", body))

@@ -386,6 +386,8 @@ def read_answer(framer: Framer, failure: Failure) -> Generator[None, None, tuple
         if isinstance(document, dict) and "choices" in document:
             return answer, ("not_streaming", "the server sent its answer in one piece (%s)" % kind)
         text = said[:200].decode("utf-8", "replace").strip()
+        if kind.startswith("text/event-stream"):
+            return answer, ("bad_response", "an event stream without an event%s" % (": " + text if text else ""))
         return answer, ("bad_response", "no event stream but %s: %s" % (kind, text or "nothing"))
     if not answer.done and answer.finish_reason is None:
         return answer, failure or ("cut", "the stream ended after %d events, without a finish_reason" % answer.events)
