@@ -313,6 +313,23 @@ def unreadable(given: Arguments, numbers: Iterable[Number]) -> Iterator[Finding]
             yield _wrong("bad-argument", f"{name} {was}: {number.expected} is expected", _meant(name, number, values))
 
 
+def unread(given: Arguments, words: Mapping[tuple[str, ...], Iterable[str]]) -> Iterator[Finding]:
+    """Values, among flags that take one of several words, that a plan does not know: it is made as if without them."""
+    for names, known in words.items():
+        for name in names:
+            value = next(iter(given.values.get(name, ())), None)
+            if value is None or value in known:
+                continue
+            near = nearest(value, known)
+            yield wrong(
+                "bad-choice",
+                f"{name} {value}: not known offline" + (f"; did you mean {near}?" if near else ""),
+                f"It is planned as if {name} were absent. Known are: {', '.join(known)}",
+                severity=Severity.WARNING,
+                certainty=Certainty.POSSIBLE,
+            )
+
+
 def _meant(name: str, number: Number, values: Sequence[str]) -> str:
     text = values[0] if len(values) == 1 else ""
     if (match := re.fullmatch(r"(\d+)[kK]", text)) and number.takes(match[1]):

@@ -294,6 +294,21 @@ def test_a_name_that_is_not_known_is_told_and_is_not_called_wrong(call, inventor
 @pytest.mark.parametrize(
     ("engine", "flags", "says"),
     [
+        ("sglang", "kv-cache-dtype: fp8_e4m", "--kv-cache-dtype fp8_e4m: not known offline; did you mean fp8_e4m3?"),
+        ("sglang", "mamba-ssm-dtype: bfloat", "--mamba-ssm-dtype bfloat: not known offline; did you mean bfloat16?"),
+        ("vllm", "kv_cache_dtype: fp9", "--kv-cache-dtype fp9: not known offline; did you mean fp8?"),
+        ("llamacpp", "cache-type-k: q8", "--cache-type-k q8: not known offline; did you mean q8_0?"),
+    ],
+)
+def test_a_word_that_is_not_known_is_told_and_how_it_is_planned(call, inventory, engine, flags, says):
+    folder = served(inventory("servers.yml"), OTHERS[engine] % flags)
+    code, out, _ = call("plan", "mine", "-i", folder, "--offline")
+    assert (code, f"warning: {says}" in out, "It is planned as if" in out) == (0, True, True)
+
+
+@pytest.mark.parametrize(
+    ("engine", "flags", "says"),
+    [
         ("sglang", "quantum-tunnel: true", "note     flags not known offline, and not checked: --quantum-tunnel"),
         ("vllm", "quantum-tunnel: true, warp: 9", "note     flags not known offline, and not checked: --quantum-tunnel, --warp"),
         ("vllm", "gpu_memory_utilization: 0.8, no_enable_prefix_caching: true", None),

@@ -11,8 +11,8 @@ An engine has
     MULTI_NODE           true where one server can run over several machines (Launch.ranks); may be left out
     on_processor(flags)  whether a server with these flags uses no GPU; may be left out: it uses one
     VERSIONS             Python packages whose version can change a number
-and, where its memory can be planned (memory.py beside it: plan(question), doubt(question); NUMBERS, what its numeric
-flags take; read(argv) where flags.arguments does not read them all;
+and, where its memory can be planned (memory.py beside it: plan(question), doubt(question); NUMBERS and WORDS, what the
+flags that it reads take; read(argv) where flags.arguments does not read them all;
 and flags.txt, names of flags of its releases):
     PROGRAM              the words that start it, unless a server has its own
     PACKAGE              the Python package it is, or None: PROGRAM is a binary

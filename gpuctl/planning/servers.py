@@ -258,6 +258,7 @@ def plan_of(question: Question, engine: str) -> Plan:
     text = question.installed.get("--help")
     if not text:
         slips, others = flags.unknown(question.argv, _names(module, names))
+        slips = (*slips, *flags.unread(given, module.WORDS))
         notes = (f"flags not known offline, and not checked: {', '.join(others)}",) if others else ()
         return replace(found, findings=flags.worst((*slips, *found.findings)), notes=(*notes, *found.notes))
     try:

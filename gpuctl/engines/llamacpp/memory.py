@@ -39,6 +39,13 @@ NUMBERS = (
     Number(("--gpu-layers", "--n-gpu-layers", "-ngl"), least=0, also=("-1", "-2", "auto", "all")),
     Number(("--spec-draft-n-max", "--draft-max", "--draft", "--draft-n"), least=0),
 )
+# Flags whose value is one of several words, with those that are read.
+WORDS = {
+    ("--cache-type-k", "-ctk"): tuple(ELEMENT),
+    ("--cache-type-v", "-ctv"): tuple(ELEMENT),
+    ("--split-mode", "-sm"): ("none", "layer", "row", "tensor"),
+    ("--fit", "-fit"): ("on", "off"),
+}
 RENAMED = {"--draft-max": "--spec-draft-n-max", "--draft-min": "--spec-draft-n-min", "--draft": "--spec-draft-n-max"}
 
 

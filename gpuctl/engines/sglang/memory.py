@@ -22,6 +22,7 @@ from gpuctl.engines.sglang.pools import (
     rules_of_version,
 )
 from gpuctl.engines.sglang.settings import NUMBERS as NUMBERS
+from gpuctl.engines.sglang.settings import WORDS as WORDS
 from gpuctl.engines.sglang.settings import Settings, settings
 from gpuctl.facts.model import ModelFacts
 from gpuctl.finding import Finding, Severity

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gpuctl.engines.sglang.pools import Rules
@@ -13,7 +13,10 @@ MIB = 1 << 20
 _ELEMENT = {
     "fp8_e4m3": 1.0,
     "fp8_e5m2": 1.0,
-    "fp4_e2m1": 0.5625,
+    "fp4_e2m1": 0.5625,  # a scale of a byte for each 16 numbers, as the next two
+    "nvfp4": 0.5625,
+    "fp4_mx_block16": 0.5625,
+    "mxfp8": 1 + 1 / 32,
     "bfloat16": 2.0,
     "bf16": 2.0,
     "float16": 2.0,
@@ -21,6 +24,15 @@ _ELEMENT = {
 }
 _STATE = {"float32": 4, "float16": 2, "bfloat16": 2}
 _UNCHUNKED = 16384  # --max-prefill-tokens, which bounds a step where --chunked-prefill-size is switched off
+
+# Flags whose value is one of several words, with those that are read.
+WORDS: Mapping[tuple[str, ...], Iterable[str]] = {
+    ("--kv-cache-dtype",): _ELEMENT,
+    ("--mamba-ssm-dtype",): _STATE,
+    ("--mamba-radix-cache-strategy", "--mamba-scheduler-strategy"): (
+        "auto", "no_buffer", "extra_buffer", "extra_buffer_lazy",
+    ),
+}  # fmt: skip
 
 # Every flag whose value is read as a number, as srt/server_args.py reads it.
 NUMBERS = (

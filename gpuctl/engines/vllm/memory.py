@@ -165,6 +165,13 @@ NUMBERS = (
     Number(("--speculative-config.draft_tensor_parallel_size",)),
 )
 
+# Flags whose value is one of several words, with those that are read.
+WORDS = {
+    ("--kv-cache-dtype",): (
+        "auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla",
+    ),
+}  # fmt: skip
+
 
 def read(argv: Sequence[str]) -> Arguments:
     """The command line by flag, what --speculative-config says among them."""
