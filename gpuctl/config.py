@@ -276,12 +276,16 @@ class _Checker:
         bases: Sequence[_Key],
     ) -> None:
         seen: set[_Key] = set()
-        for problem in error.errors(include_url=False):
-            # a union reports one problem a member, and its members' names are no keys of the file
-            where = tuple(p for p in problem["loc"] if not _is_union_member(p))
+        problems = error.errors(include_url=False)
+        for problem in problems:
+            where = _of_file(problem["loc"])
             if not any(where[: len(told)] == told for told in seen):
                 seen.add(where)
-                self.say(places, _stands(places, bases, where), _in_words(problem, known(where[:-1])))
+                members = [
+                    str(p) for other in problems for p in other["loc"] if _of_file(other["loc"])[: len(where)] == where
+                ]
+                lists = any(member.startswith("list[") for member in members)
+                self.say(places, _stands(places, bases, where), _in_words(problem, known(where[:-1]), lists))
 
     def mapping(self, text: str, name: str, kind: type[BaseModel]) -> dict[str, Any]:
         value, places = self.document(text, name)
@@ -584,6 +588,11 @@ def _fill(value: Any, variables: Mapping[str, Any]) -> Any:
     return value
 
 
+def _of_file(path: _Key) -> _Key:
+    """A problem's place without what is no key of the file: a union's members, `[key]`."""
+    return tuple(part for part in path if part != "[key]" and not _is_union_member(part))
+
+
 def _is_union_member(part: Any) -> bool:
     return isinstance(part, str) and (
         part in {"bool", "int", "float", "str"} or part.startswith(("list[", "dict[", "nullable["))
@@ -614,9 +623,12 @@ def _hint_of_key(key: str, known: Sequence[str]) -> str:
     return hint(key, known, most=len(known))
 
 
-def _in_words(problem: Any, known: Sequence[str]) -> str:
-    """pydantic's problem as a person would say it. `known`: keys that stand beside the one it is about."""
+def _in_words(problem: Any, known: Sequence[str], lists: bool = False) -> str:
+    """pydantic's problem as a person would say it. `known`: keys that stand beside the one it is about; `lists`: of
+    several types that may stand there, one is a list."""
     what, given = problem["type"], problem.get("input")
+    if problem["loc"] and problem["loc"][-1] == "[key]":
+        return f"a name is text: write '{given}'"[:200]
     if what in {"extra_forbidden", "unexpected_keyword_argument"}:
         return f"unknown key; {_hint_of_key(str(problem['loc'][-1]), known)}" if known else "unknown key"
     if what in {"missing", "missing_argument"}:
@@ -647,7 +659,7 @@ def _in_words(problem: Any, known: Sequence[str]) -> str:
         "model_type": "a mapping",
     }.get(what)
     if expected and any(map(_is_union_member, problem["loc"])):
-        expected = "text, a number, true or false, or a list of these"
+        expected = "text, a number, true or false" + (", or a list of these" if lists else "")
     if expected:
         return f"{expected} is expected, not {_kind(given)} {given!r}"[:200] + _meant(expected, given)
     return f"{problem['msg'][0].lower()}{problem['msg'][1:]}, not {given!r}"[:200]
@@ -655,8 +667,10 @@ def _in_words(problem: Any, known: Sequence[str]) -> str:
 
 def _meant(expected: str, given: Any) -> str:
     """The end of a message: what would be right, where that is plain."""
-    if expected == "a list" and isinstance(given, bool | int | float):
+    if expected == "a list" and (type(given) in (int, float) or re.fullmatch(NAME, str(given))):
         return f"; write [{given}]"
+    if expected == "text" and type(given) in (int, float):
+        return f"; write '{given}'"
     if expected in {"a number", "a whole number"} and isinstance(given, str | float):
         try:
             number = float(given)  # 1e9 and "256" are texts to YAML

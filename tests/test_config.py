@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuctl import config, plugins
+from gpuctl.cells import of_phase
 from gpuctl.yamltext import NotYaml, parse
 
 ROOT = Path(__file__).parents[1]
@@ -190,6 +191,47 @@ WORKLOADS_OF_DEMO = "phases.demo.workloads."
 def test_what_a_phase_asks_is_checked_to_the_last_value(tmp_path, workload, said):
     phases = GOOD["phases.yml"].replace("decode: {max_tokens: [8]}", workload)
     assert mistakes(tmp_path, phases=phases) == [f"phases.yml:5: {WORKLOADS_OF_DEMO}{one}" for one in said]
+
+
+@pytest.mark.parametrize(
+    ("server", "said"),
+    [
+        ("program: vllm", "program: a list is expected, not text 'vllm'; write [vllm]"),
+        ("cpus: 3", "cpus: text is expected, not a number 3; write '3'"),
+        ("port: '80'", "port: a whole number is expected, not text '80'; write 80"),
+        ("ready_within_s: 1e3", "ready_within_s: a number is expected, not text '1e3'; write 1000"),
+        ("env: {A: [1]}", "env.A: text, a number, true or false is expected, not a list [1]"),
+        (
+            "flags: {a: [[1]]}",
+            "flags.a: text, a number, true or false, or a list of these is expected, not a list [[1]]",
+        ),
+        ("env: {1: x}", "env.1: a name is text: write '1'"),
+    ],
+)
+def test_a_wrong_type_is_told_with_what_would_be_right(tmp_path, server, said):
+    told = mistakes(tmp_path, servers=f"servers:\n  plain: {{engine: llamacpp, model: tiny, {server}}}\n")
+    assert told == [f"servers.yml:2: servers.plain.{said}"]
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.sampled_from(["fib", "plain"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
+    max_leaves=4,
+)
+keys = st.sampled_from(["prompts", "max_tokens", "tokens", "turns", "concurrency", "rounds", "servers", "self", ""])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(sorted(WORKLOADS)), st.dictionaries(keys | st.integers(0, 9), values, max_size=3))
+def test_a_workload_is_refused_in_a_line_or_can_be_asked(tmp_path_factory, workload, parameters):
+    phases = {"phases": {"demo": {"servers": ["plain"], "workloads": [{workload: parameters}]}}}
+    try:
+        inventory = load(tmp_path_factory.mktemp("inventory"), phases=yaml.safe_dump(phases, allow_unicode=True))
+    except config.ConfigError as error:
+        assert all("\n" not in line and ": phases.demo.workloads.0" in line for line in error.mistakes)
+        return
+    cells = of_phase(inventory.phases["demo"], lambda name: plugins.get("workloads", name))
+    assert cells["plain"]
 
 
 def test_each_phase_is_looked_at_whatever_is_wrong_with_another(tmp_path):
