@@ -268,6 +268,7 @@ class Number:
     most: float = math.inf
     whole: bool = True
     also: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()  # refused by the engine's own rules, with words of their own
     several: bool = False  # a list of them
     read: Callable[[str], float | None] = plain_number
 
@@ -280,7 +281,7 @@ class Number:
         return " or ".join((number, *self.also))
 
     def takes(self, text: str) -> bool:
-        if text in self.also:
+        if text in self.also or text in self.elsewhere:
             return True
         found = self.read(text)
         if found is None or found > self.most:

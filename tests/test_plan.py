@@ -238,7 +238,7 @@ OTHERS = {
         ("sglang", "context-length: 32k", "--context-length is '32k': ", "--context-length 32768 (or 32000)"),
         ("sglang", "context-length: 0", "--context-length is '0': ", ""),
         ("sglang", "context-length: -5", "--context-length is '-5': ", ""),
-        ("sglang", "max-running-requests: lots", "--max-running-requests is 'lots': ", ""),
+        ("sglang", "max-running-requests: lots", "--max-running-requests is 'lots': a whole number of at least 1 is", ""),
         ("sglang", "cuda-graph-bs: [1, two]", "--cuda-graph-bs is 'two': ", ""),
         ("vllm", "gpu-memory-utilization: 90%", "--gpu-memory-utilization is '90%': ", ""),
         ("vllm", "gpu_memory_utilization: 90", "--gpu-memory-utilization is '90': ", ""),

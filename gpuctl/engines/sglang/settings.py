@@ -43,7 +43,7 @@ NUMBERS = (
     Number(("--mem-fraction-static",), least=0, most=1, whole=False),
     Number(("--mamba-full-memory-ratio",), least=0, whole=False),
     Number(("--context-length",)),
-    Number(("--max-running-requests",), least=0),  # 0 is refused with words of its own
+    Number(("--max-running-requests",), elsewhere=("0",)),
     Number(("--max-total-tokens",)),
     Number(("--max-mamba-cache-size",)),
     Number(("--page-size",)),
