@@ -96,7 +96,8 @@ def measure(
 def _judge(cell: Cell, up: Up, estimates: Mapping[str, Estimate], unstable_above: float, notes: list[str]) -> State:
     at_once = up.identity.requests_at_once
     if at_once is not None and at_once < cell.point.concurrency:
-        notes.append(f"the server runs {at_once} requests at once, {cell.point.concurrency} were sent")
+        runs = f"{at_once} request{'s' * (at_once != 1)} at once"
+        notes.append(f"the server runs {runs}, {cell.point.concurrency} were sent")
         return State.CAPACITY_LIMITED
     for name in ("output_tok_s", "decode_tok_s"):
         value = estimates.get(name)

@@ -101,6 +101,11 @@ def test_a_binary_that_was_built_anew_is_seen_and_so_are_its_libraries(tmp_path)
     assert cells.differences(of_library, parts(server)).startswith("engine binary ")
 
 
+def test_what_is_missing_behind_a_wrapper_is_not_called_the_wrapper(tmp_path):
+    error = parts(launch(program=["numactl", "--cpunodebind=0", f"{tmp_path}/no-such"]))["engine"]["error"]
+    assert error == f"numactl --cpunodebind=0 {tmp_path}/no-such: not found"
+
+
 def test_a_program_that_is_not_there_is_said(tmp_path):
     assert parts(launch(program=[f"{tmp_path}/llama-server"]))["engine"]["error"].endswith("llama-server: not found")
 

@@ -113,7 +113,8 @@ def program(words, path, packages):
             return {"binary": binary(found)}
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         return {"error": "%s: %s" % (words[0], error)}
-    return {"error": "%s: not found" % words[0]}
+    # behind numactl and its options, which word is the program is not known
+    return {"error": "%s: not found" % (" ".join(words) if os.path.basename(words[0]) in WRAPPERS else words[0])}
 
 
 def interpreter(path):
