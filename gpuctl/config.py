@@ -661,7 +661,8 @@ def _in_words(problem: Any, known: Sequence[str], lists: bool = False) -> str:
     if expected and any(map(_is_union_member, problem["loc"])):
         expected = "text, a number, true or false" + (", or a list of these" if lists else "")
     if expected:
-        return f"{expected} is expected, not {_kind(given)} {given!r}"[:200] + _meant(expected, given)
+        shown = str(given).lower() if isinstance(given, bool) else f"{_kind(given)} {given!r}"
+        return f"{expected} is expected, not {shown}"[:200] + _meant(expected, given)
     return f"{problem['msg'][0].lower()}{problem['msg'][1:]}, not {given!r}"[:200]
 
 

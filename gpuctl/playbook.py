@@ -23,6 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,12 +123,13 @@ def play(
         )
         runner.config.env = _environment(runner.config.env)
         runner.config.command = [*_ending_with_us(pid), *runner.config.command]
-        running = background.begin(runner.run, f"playbook {playbook}")
+        works: list[Future[Any]] = []
         try:
-            background.ended([running])
+            running = background.begin(runner.run, f"playbook {playbook}", works)
+            background.ended(works)
         finally:
             stop.set()
-            background.ended([running], timeout=15)
+            background.ended(works, timeout=15)
     if listener.broken is not None:
         raise listener.broken
     running.result(timeout=0)

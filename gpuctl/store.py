@@ -168,11 +168,11 @@ class Run:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._lock, 0)
             if error is not None and self._new:
-                self._forget_nothing()
+                self._drop_if_nothing_happened()
             os.close(self._lock)
             self._lock = None
 
-    def _forget_nothing(self) -> None:
+    def _drop_if_nothing_happened(self) -> None:
         """Takes away a new folder in which nothing has happened: it would stand before the runs that have something."""
         begun = {"lock", "campaign.json", "events.jsonl"}
         with contextlib.suppress(OSError):

@@ -167,7 +167,7 @@ class Together(Supervisor):
         if starts:
             self._starting = works
         for number, member in enumerate(self.members):
-            works.append(background.begin(functools.partial(one, number, member), member.transport.name))
+            background.begin(functools.partial(one, number, member), member.transport.name, works)
         background.ended(works)
         return found
 

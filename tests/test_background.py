@@ -44,3 +44,30 @@ def test_after_ctrl_c_the_work_still_goes_on_and_can_be_waited_for():
     began = time.monotonic()
     assert background.ended([work], timeout=60)
     assert time.monotonic() - began > 0.05
+
+
+@pytest.mark.parametrize("begun", [True, False], ids=["just begun", "not begun"])
+def test_ctrl_c_while_it_begins_leaves_nothing_unknown(monkeypatch, begun):
+    start, go, did = threading.Thread.start, threading.Event(), []
+
+    def interrupted(thread):
+        if begun:
+            start(thread)
+            while not did:
+                time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    def work():
+        did.append("began")
+        go.wait()
+        did.append("ended")
+
+    works = []
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            background.begin(work, among=works)
+    assert background.ended(works, timeout=0.05) is not begun
+    go.set()
+    assert background.ended(works, timeout=60)
+    assert did == (["began", "ended"] if begun else [])

@@ -115,7 +115,8 @@ def _side_by_side(
 
     works: list[Future[None]] = []
     try:
-        works.extend(background.begin(functools.partial(work, machines)) for machines in nodes)
+        for machines in nodes:
+            background.begin(functools.partial(work, machines), among=works)
         background.ended(works)
     except BaseException:
         over.set()
